@@ -1,0 +1,1 @@
+"""Benchmarks of tricoll against other collectives libraries."""
