@@ -1,0 +1,1 @@
+"""Collectives for multi-GPU training, with device code written in Triton."""

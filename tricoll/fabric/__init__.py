@@ -1,0 +1,1 @@
+"""What the kernels run on: one module a fabric, behind one small protocol."""
