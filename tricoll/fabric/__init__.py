@@ -1,1 +1,1 @@
-"""What the kernels run on: one module a fabric, behind one small protocol."""
+"""The fabrics: where ranks live and how they reach each other's memory. Each is a file; ``base.py`` is their protocol."""

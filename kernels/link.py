@@ -1,0 +1,206 @@
+"""A link: a one-directional FIFO of slots from one rank to another, for one channel.
+
+Message k of a link travels in slot ``k % SLOTS``, and each slot has two words of its own: ``ready`` in the receiver's
+memory, written by the sender only, and ``free`` in the sender's memory, written by the receiver only. A word never has
+two updates in flight, because each update answers the other side's last one; so the order in which puts land does not
+matter, which a counter shared by all slots could not say (two puts to one rank may land in either order).
+
+The four steps of message k::
+
+    sender                                          receiver
+    acquire  wait until free[k % SLOTS] says        await_data  wait until ready[k % SLOTS] says that
+             that message k - SLOTS was taken                   message k is there, and check the call
+    (write the slot)                                (read the slot)
+    publish  data, then ready[k % SLOTS]            release     free[k % SLOTS]
+
+A word holds a generation, ``k // SLOTS + 1``, above 24 bits of the call's fingerprint. Generations only grow: with 39
+bits, at 10 us a message, a link of two slots runs for 127 days before they would wrap. The fingerprint makes a rank
+that is in another call visible, where it would otherwise wait for ever or add garbage.
+
+Two kinds of link, one switch. ``MAPPED``: the receiver's memory is mapped here, the sender writes straight into its
+slot and sets the word with a release store. Otherwise: the sender writes a staging slot of its own, and a
+put-with-signal carries it over.
+
+The heap of a rank, in lines of 128 bytes: line 0 holds the word with which others tell this rank to give up; then a
+line of ready words and a line of free words for each link and channel; then the slots; then the staging slots.
+"""
+
+from typing import NamedTuple
+
+import triton.language as tl
+
+from . import shmem
+from .jit import jit
+
+LINE = 128  # bytes
+MAX_SLOTS = LINE // 8
+STATUS_WORDS = 8  # a channel; see fail() for the fields
+
+# What a status block says. The host turns it into an error.
+OK, TIMED_OUT, ABORTED, MISMATCH = 0, 1, 2, 3
+
+
+class Call(NamedTuple):
+    """What all steps of one channel of a kernel share. What is in capitals is known at compile time."""
+
+    fingerprint: object
+    timeout: object  # nanoseconds a wait
+    abort: object  # the word in line 0 of this rank
+    status: object  # this channel's status block
+    MAPPED: object
+    SLOTS: object
+    SLOT: object  # elements a slot
+
+
+class Sender(NamedTuple):
+    """The sending end. ``slots`` is where this rank writes: the peer's slots, or its own staging slots."""
+
+    slots: object
+    dest: object  # for a put link, the symmetric address of the peer's slots
+    ready: object
+    free: object
+    abort: object  # line 0 of the peer
+    peer: object
+
+
+class Receiver(NamedTuple):
+    """The receiving end."""
+
+    slots: object
+    ready: object
+    free: object
+    abort: object
+    peer: object
+
+
+@jit
+def _slots(heap, area, links, index, call, WIRE: tl.constexpr):
+    # links: the number of links x channels; area 0 holds the slots, area 1 the staging slots. 16 words a line.
+    words = 16 * (1 + 2 * links) + (area * links + index) * (
+        call.SLOTS * call.SLOT * (WIRE.primitive_bitwidth // 8) // 8
+    )
+    return shmem.cast(heap + words, WIRE)
+
+
+@jit
+def _ready(heap, index):
+    return heap + 16 * (1 + 2 * index)
+
+
+@jit
+def _free(heap, index):
+    return heap + 16 * (2 + 2 * index)
+
+
+@jit
+def sender(heap, bases, me, to, links, index, call, WIRE: tl.constexpr):
+    """The sending end of the link with this index, from rank ``me`` to rank ``to``."""
+    if call.MAPPED:
+        there = shmem.peer(heap, bases, me, to)
+        slots = _slots(there, 0, links, index, call, WIRE)
+    else:
+        there = heap
+        slots = _slots(heap, 1, links, index, call, WIRE)
+    dest = _slots(heap, 0, links, index, call, WIRE)
+    return Sender(slots, dest, _ready(there, index), _free(heap, index), there, to)
+
+
+@jit
+def receiver(heap, bases, me, source, links, index, call, WIRE: tl.constexpr):
+    """The receiving end of the link with this index, from rank ``source`` to rank ``me``."""
+    there = heap
+    if call.MAPPED:
+        there = shmem.peer(heap, bases, me, source)
+    return Receiver(_slots(heap, 0, links, index, call, WIRE), _ready(heap, index), _free(there, index), there, source)
+
+
+@jit
+def slot(end, call, k):
+    """Where message k is written (by a sender) or read (by a receiver)."""
+    return end.slots + k % call.SLOTS * call.SLOT
+
+
+@jit
+def _flag(call, k):
+    return ((k // call.SLOTS + 1) << 24) | call.fingerprint
+
+
+@jit
+def _fail(call, code, peer, k, wanted, seen, waits_for):
+    # The status block that the host reads: who waits for whom. Returns the new value of ``ok``.
+    shmem.store(call.status, code)
+    shmem.store(call.status + 1, peer)
+    shmem.store(call.status + 2, k)
+    shmem.store(call.status + 3, wanted)
+    shmem.store(call.status + 4, seen)
+    shmem.store(call.status + 5, waits_for)  # 0: a free slot, 1: data
+    return 0
+
+
+@jit
+def acquire(tx, call, k):
+    """Wait until message k may be written into its slot. Returns 1, or 0 if it gave up."""
+    ok = 1
+    # Orders the receiver's reads of message k - SLOTS, and with them the end of our put of it, before our writes.
+    flag = tx.free + k % call.SLOTS
+    word = shmem.wait_until(flag, k // call.SLOTS, call.abort, call.status + 7, call.timeout, call.MAPPED)
+    if word < 0:
+        ok = _fail(call, 0 - word, tx.peer, k, k // call.SLOTS, shmem.load(flag), 0)
+    shmem.barrier()  # hands what one thread has seen to all threads, before they write
+    return ok
+
+
+@jit
+def publish(tx, call, k, nbytes):
+    """Hand over message k, ``nbytes`` long. An empty message is a flag alone."""
+    shmem.barrier()  # every thread has written its part of the slot before the flag, or the put, goes out
+    if call.MAPPED:
+        shmem.store_signal(tx.ready + k % call.SLOTS, _flag(call, k), nbytes)
+    else:
+        dest = tx.dest + k % call.SLOTS * call.SLOT
+        shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)
+
+
+@jit
+def await_data(rx, call, k):
+    """Wait until message k is in its slot, and check that it belongs to this call. Returns 1, or 0 if it gave up."""
+    ok = 1
+    wanted = _flag(call, k)
+    # Orders the sender's writes of message k before our reads of it.
+    flag = rx.ready + k % call.SLOTS
+    word = shmem.wait_until(flag, wanted >> 24, call.abort, call.status + 7, call.timeout, call.MAPPED)
+    if word < 0:
+        ok = _fail(call, 0 - word, rx.peer, k, wanted, shmem.load(flag), 1)
+    elif word != wanted:
+        ok = _fail(call, 3, rx.peer, k, wanted, word, 1)
+    shmem.barrier()  # hands what one thread has seen to all threads, before they read
+    return ok
+
+
+@jit
+def release(rx, call, k):
+    """Give the slot of message k back to the sender."""
+    shmem.barrier()  # every thread has read its part of the slot before the sender may overwrite it
+    if call.MAPPED:
+        shmem.store_signal(rx.free + k % call.SLOTS, _flag(call, k), 0)
+    else:
+        shmem.signal(rx.free + k % call.SLOTS, _flag(call, k), rx.peer)
+
+
+@jit
+def _tell(end, call, cause):
+    if call.MAPPED:
+        shmem.store_signal(end.abort, cause, 0)
+    else:
+        shmem.signal(end.abort, cause, end.peer)
+
+
+@jit
+def give_up(tx, rx, call, me):
+    """Pass the bad news on to both neighbours, so that nobody waits out its own timeout."""
+    cause = shmem.load(call.abort)
+    if cause == 0:
+        cause = cause + me + 1  # this rank is the first to give up
+    shmem.store(call.status + 6, cause)
+    _tell(tx, call, cause)
+    _tell(rx, call, cause)

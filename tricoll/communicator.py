@@ -1,0 +1,418 @@
+"""The communicator: what users call. It checks arguments, plans, launches the kernel and turns trouble into errors."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import types
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import dispatch
+from .control import Control, Failure
+from .errors import CollectiveError, CollectiveMismatch
+from .fabric.base import Fabric, Heap
+from .kernels import link, ring
+from .kernels.jit import TRITON
+
+DTYPES = {str(d).removeprefix("torch."): d for d in TRITON}
+SHORT = {
+    "fp64": "float64",
+    "fp32": "float32",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "half": "float16",
+}
+OPS = ("sum", "avg")
+KERNELS = {("ring", k.__name__): k for k in (ring.all_reduce, ring.reduce_scatter, ring.all_gather)}
+
+
+def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """A dtype given as an object or a name, short names such as "bf16" included."""
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    name = SHORT.get(dtype, dtype) if isinstance(dtype, str) else None
+    if name not in DTYPES:
+        raise TypeError(f"{dtype!r} is not a dtype that can be sent: one of {sorted(DTYPES)}")
+    return DTYPES[name]
+
+
+def as_op(op: Any) -> str:
+    """A reduction given as a string or a ``torch.distributed.ReduceOp``."""
+    name = op if isinstance(op, str) else getattr(op, "name", None) or str(op).rpartition(".")[2]
+    name = {"mean": "avg", "average": "avg"}.get(name.lower(), name.lower())
+    if name not in OPS:
+        raise TypeError(f"op is {op!r}; it can be one of {OPS}")
+    return name
+
+
+def can_convert(a: torch.dtype, b: torch.dtype) -> bool:
+    """Whether kernels cast one dtype to another: among floats of at most 32 bits, or not at all."""
+    small = (torch.float32, torch.float16, torch.bfloat16)
+    return a == b or (a in small and b in small)
+
+
+@dataclass(frozen=True)
+class Call:
+    """What all ranks must agree on. Its text is compared, its fingerprint travels with every message."""
+
+    collective: str
+    op: str
+    dtype: torch.dtype
+    wire: torch.dtype
+    out: torch.dtype
+    numel: int
+    plan: dispatch.Plan
+
+    def __str__(self) -> str:
+        types = ", ".join(f"{k}={str(v).removeprefix('torch.')}" for k, v in (("wire", self.wire), ("out", self.out)))
+        size = f"{str(self.dtype).removeprefix('torch.')}[{self.numel}]"
+        return f"{self.collective}({size}, op={self.op}, {types}, algo={self.plan.algorithm})"
+
+    @property
+    def fingerprint(self) -> int:
+        """24 bits, never 0."""
+        digest = hashlib.blake2b(f"{self} {self.plan}".encode(), digest_size=3).digest()
+        return int.from_bytes(digest, "little") or 1
+
+
+class Communicator:
+    """A group of ranks that make the same calls in the same order. Made by :func:`tricoll.init`."""
+
+    def __init__(self, fabric: Fabric, settings: dispatch.Settings, timeout: float, check: bool) -> None:
+        self._fabric, self._settings, self._timeout, self._check = fabric, settings, timeout, check
+        self._calls, self._seconds = 0, 0.0
+        self._unusable = ""
+        self._heap: Heap | None = None
+        if fabric.world_size > 1:
+            s = settings
+            data = s.channels * s.slots * s.slot_bytes * (1 if s.mapped else 2)
+            self._flag_words = link.LINE // 8 * (1 + 2 * s.channels)
+            self._heap = fabric.allocate(self._flag_words * 8 + data)
+        self._counters = torch.zeros(settings.channels, dtype=torch.int64, device=fabric.device)
+        self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
+        self._control = Control(fabric, timeout)
+
+    @property
+    def rank(self) -> int:
+        """This process's place in the group, from 0."""
+        return self._fabric.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self._fabric.world_size
+
+    @property
+    def fabric(self) -> str:
+        """The fabric's name: "host", "sim", ..."""
+        return self._fabric.name
+
+    def __repr__(self) -> str:
+        state = f", unusable: {self._unusable}" if self._unusable else ""
+        return f"<tricoll.Communicator rank {self.rank} of {self.world_size} on {self.fabric}{state}>"
+
+    # Collectives.
+
+    def all_reduce(
+        self,
+        x: torch.Tensor,
+        op: Any = "sum",
+        *,
+        out: torch.Tensor | None = None,
+        wire: torch.dtype | str | None = None,
+        algo: str = "auto",
+        async_op: bool = False,
+    ) -> torch.Tensor:
+        """Reduce ``x`` over all ranks, on all ranks.
+
+        Args:
+            x: a tensor of any shape and stride; all ranks' have the same dtype and number of elements.
+            op: "sum" or "avg" (the FP32 sum divided by the world size, before it is rounded), or a torch ReduceOp.
+            out: where the result goes, a tensor with as many elements; its dtype may differ. None: in place, in ``x``.
+            wire: the dtype that travels, by default that of ``x``. "bf16" halves the bytes of FP32 gradients.
+            algo: "auto" or the name of an algorithm.
+            async_op: not available yet.
+
+        Returns:
+            ``out``, or ``x`` if that is None. All ranks hold the same bits.
+
+        Raises:
+            TypeError, ValueError: on this rank, before data move; the others get a CollectiveMismatch.
+            CollectiveError: see :mod:`tricoll.errors`.
+        """
+        return self._run("all_reduce", x, op, out, wire, algo, async_op)
+
+    def reduce_scatter(
+        self,
+        x: torch.Tensor,
+        op: Any = "sum",
+        *,
+        out: torch.Tensor | None = None,
+        wire: torch.dtype | str | None = None,
+        algo: str = "auto",
+        async_op: bool = False,
+    ) -> torch.Tensor:
+        """Reduce ``x`` over all ranks; rank r gets part r of the result, cut along dimension 0.
+
+        The size of dimension 0 must be a multiple of the world size. ``out`` has 1/n of it, and is a new tensor of the
+        dtype of ``x`` if None. The last addition is rounded to the output's dtype only, not to the wire's. Otherwise
+        see :meth:`all_reduce`.
+        """
+        return self._run("reduce_scatter", x, op, out, wire, algo, async_op)
+
+    def all_gather(
+        self,
+        x: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        wire: torch.dtype | str | None = None,
+        algo: str = "auto",
+        async_op: bool = False,
+    ) -> torch.Tensor:
+        """Join all ranks' ``x`` along dimension 0, in rank order, on all ranks.
+
+        ``out`` has n times the elements of ``x``, and is a new tensor of the dtype of ``x`` if None. With a narrower
+        wire, the own part is rounded like the others'. Otherwise see :meth:`all_reduce`.
+        """
+        return self._run("all_gather", x, "sum", out, wire, algo, async_op)
+
+    def stats(self) -> dict[str, Any]:
+        """What this rank has done so far.
+
+        ``calls``; ``puts``, messages with data; ``payload_bytes``, the bytes in them, in the wire dtype; ``signals``,
+        flags without data; ``seconds`` spent in collectives.
+        """
+        counted = self._fabric.counters
+        return {
+            "calls": self._calls,
+            "puts": counted.puts,
+            "payload_bytes": counted.payload_bytes,
+            "signals": counted.signals,
+            "seconds": self._seconds,
+        }
+
+    def destroy(self) -> None:
+        """Give memory back. Every rank should call it; a second call does nothing."""
+        if not self._unusable.startswith("destroyed"):
+            self._unusable = "destroyed"
+            self._heap = None
+            self._fabric.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        self.destroy()
+
+    # How a call is carried out.
+
+    def _run(self, collective: str, x: Any, op: Any, out: Any, wire: Any, algo: str, async_op: bool) -> torch.Tensor:
+        if self._unusable:
+            raise CollectiveError(
+                f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
+            )
+        start = time.perf_counter()
+        try:
+            call, x, out = self._prepare(collective, x, op, out, wire, algo, async_op)
+        except (TypeError, ValueError) as error:
+            # Lets the others know that this rank takes no part, instead of letting them wait.
+            self._control.enter(f"{collective}: refused on this rank, {error}", wait=False)
+            raise
+        result = x if out is None else out
+        source = _plain(x)
+        target = source if result is x else _plain(result)
+        try:
+            self._control.enter(str(call), wait=self._check and self.world_size > 1)
+            if self.world_size == 1:
+                target.copy_(source.to(call.wire)) if collective != "reduce_scatter" else target.copy_(source)
+            else:
+                self._launch(call, source, target)
+        except CollectiveMismatch:
+            raise
+        except CollectiveError as error:
+            self._unusable = f"call {self._control.sequence} failed: {error}"
+            raise
+        if target.data_ptr() != result.data_ptr():
+            result.detach().copy_(target.view(result.shape))
+        self._calls += 1
+        self._seconds += time.perf_counter() - start
+        return result
+
+    def _prepare(
+        self, collective: str, x: Any, op: Any, out: Any, wire: Any, algo: str, async_op: bool
+    ) -> tuple[Call, torch.Tensor, torch.Tensor | None]:
+        if async_op:
+            raise ValueError("async_op=True is not available yet: every collective returns when it has finished")
+        self._check_tensor("x", x)
+        op = as_op(op)
+        wire = x.dtype if wire is None else as_dtype(wire)
+        n = self.world_size
+        shape = tuple(x.shape)
+        if collective == "reduce_scatter":
+            if x.dim() == 0 or shape[0] % n:
+                raise ValueError(f"dimension 0 of {shape} cannot be cut into {n} equal parts, one a rank")
+            shape = (shape[0] // n, *shape[1:])
+        elif collective == "all_gather":
+            shape = (n * shape[0], *shape[1:]) if shape else (n,)
+        if out is None and collective != "all_reduce":
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        if out is not None:
+            self._check_tensor("out", out)
+            if out.numel() != torch.Size(shape).numel():
+                raise ValueError(
+                    f"out has {out.numel()} elements, and the result has {torch.Size(shape).numel()}: {shape}"
+                )
+        result = x if out is None else out
+        if op == "avg" and not x.dtype.is_floating_point:
+            raise TypeError(f"the average of {x.dtype} is not an integer: convert to a float, or use op='sum'")
+        if not can_convert(x.dtype, wire) or not can_convert(wire, result.dtype):
+            raise TypeError(
+                f"cannot send {x.dtype} as {wire} and write {result.dtype}: casts are among float32/16, bfloat16"
+            )
+        _check_overlap(collective, x, out, self.rank)
+        numel = result.numel() if collective == "all_gather" else x.numel()
+        plan = dispatch.plan(collective, numel, wire.itemsize, n, self._settings, algo)
+        return Call(collective, op, x.dtype, wire, result.dtype, x.numel(), plan), x, out
+
+    def _check_tensor(self, name: str, t: Any) -> None:
+        if not isinstance(t, torch.Tensor):
+            raise TypeError(f"{name} is a {type(t).__name__}, not a tensor")
+        if t.layout != torch.strided:
+            raise TypeError(f"{name} is {t.layout}: give its dense form")
+        if t.dtype not in TRITON:
+            raise TypeError(f"{name} is {t.dtype}; supported are {sorted(DTYPES)}")
+        if t.device.type != self._fabric.device.type:
+            raise ValueError(f"{name} is on {t.device}, and the {self.fabric} fabric is on {self._fabric.device}")
+
+    def _launch(self, call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
+        assert self._heap is not None
+        settings, plan = self._settings, call.plan
+        n = self.world_size
+        arguments = {
+            "x": x,
+            "out": out,
+            "heap": self._heap.words,
+            "bases": self._heap.bases,
+            "counters": self._counters,
+            "status": self._status,
+            "numel": call.numel if call.collective == "all_reduce" else n * plan.chunk,
+            "chunk": plan.chunk,
+            "piece": plan.piece,
+            "pieces": plan.pieces,
+            "me": self.rank,
+            "world": n,
+            "channels": settings.channels,
+            "fingerprint": call.fingerprint,
+            "timeout": int(self._timeout * 1e9),
+            "WIRE": TRITON[call.wire],
+            "OP": call.op,
+            "MAPPED": settings.mapped,
+            "SLOTS": settings.slots,
+            "SLOT": settings.slot_bytes // call.wire.itemsize,
+            "WINDOW": settings.window,
+            "ALIGNED": plan.chunk % 16 == 0,
+            "BLOCK": settings.block,
+        }
+        self._fabric.launch(KERNELS[plan.algorithm, call.collective], settings.channels, arguments)
+        status = self._status.tolist()
+        failures = [Failure(c, *words[:7]) for c, words in enumerate(status) if words[0] != link.OK]
+        if failures:
+            error = self._control.explain(str(call), failures)
+            if isinstance(error, CollectiveMismatch):
+                self._start_afresh()
+            raise error
+
+    def _start_afresh(self) -> None:
+        """Empty all links, after a call in which all ranks gave up: the next call finds them as at the start."""
+        assert self._heap is not None
+        self._fabric.quiet()
+        self._control.meet()  # all ranks have stopped sending
+        self._heap.words[: self._flag_words].zero_()
+        self._counters.zero_()
+        self._status.zero_()
+        self._control.meet()  # all ranks have emptied theirs
+
+
+def _plain(t: torch.Tensor) -> torch.Tensor:
+    """The tensor's values as one contiguous range of memory: itself if it is one, else a copy."""
+    return t.detach().resolve_neg().contiguous().view(-1)
+
+
+def _check_overlap(collective: str, x: torch.Tensor, out: torch.Tensor | None, rank: int) -> None:
+    result = x if out is None else out
+    extent = 1
+    for stride, size in sorted(zip(result.stride(), result.shape, strict=True)):
+        if size > 1 and result.numel():
+            if stride < extent:
+                raise ValueError(
+                    f"the result's elements share memory (shape {tuple(result.shape)}, strides {result.stride()}), "
+                    "so it cannot be written: give a contiguous tensor"
+                )
+            extent = stride * (size - 1) + extent
+    if out is None or not x.numel() or not out.numel():
+        return
+    first, last = (out, x) if collective == "all_gather" else (x, out)
+    places = {"all_reduce": 0, "reduce_scatter": rank * out.nbytes, "all_gather": rank * x.nbytes}
+    same = last.data_ptr() == first.data_ptr() + places[collective] and x.dtype == out.dtype
+    if (
+        not (same and x.is_contiguous() and out.is_contiguous())
+        and _span(x)[0] < _span(out)[1]
+        and _span(out)[0] < _span(x)[1]
+    ):
+        raise ValueError("x and out overlap in memory: give the same tensor (or out=None), or separate ones")
+
+
+def _span(t: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+
+def settings_for(
+    fabric: str,
+    link: str = "auto",
+    channels: int | None = None,
+    slots: int | None = None,
+    slot_bytes: int | None = None,
+    window: int | None = None,
+    block: int | None = None,
+) -> dispatch.Settings:
+    """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else what suits the fabric."""
+
+    def choose(name: str, given: int | None, default: int) -> int:
+        text = os.environ.get(f"TRICOLL_{name.upper()}")
+        try:
+            return given if given is not None else int(text) if text else default
+        except ValueError:
+            raise ValueError(f"TRICOLL_{name.upper()} is {text!r}, not a number") from None
+
+    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", "mapped")
+    if link not in ("mapped", "put"):
+        raise ValueError(f"link is {link!r}; it can be 'auto', 'mapped' or 'put'")
+    result = dispatch.Settings(
+        mapped=link == "mapped",
+        channels=choose("channels", channels, 1),
+        slots=choose("slots", slots, 4),
+        slot_bytes=choose("slot_bytes", slot_bytes, 1 << 20),
+        window=choose("window", window, 2),
+        block=choose("block", block, 1 << 14),
+    )
+    _check_settings(result)
+    return result
+
+
+def _check_settings(s: dispatch.Settings) -> None:
+    if s.channels < 1 or s.window < 1:
+        raise ValueError(f"channels is {s.channels} and window is {s.window}; both must be at least 1")
+    if not s.window < s.slots <= link.MAX_SLOTS:
+        raise ValueError(f"slots is {s.slots}; it must be more than window ({s.window}) and at most {link.MAX_SLOTS}")
+    if s.slot_bytes < 128 or s.slot_bytes % 128:
+        raise ValueError(f"slot_bytes is {s.slot_bytes}; it must be a positive multiple of 128")
+    if s.block < 16 or s.block & (s.block - 1):
+        raise ValueError(f"block is {s.block}; it must be a power of two, at least 16")

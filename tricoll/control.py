@@ -1,0 +1,118 @@
+"""What ranks tell each other outside of kernels: that they have entered a call, which one, and why it failed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from .errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerFailure
+from .fabric.base import Fabric
+from .kernels import link
+
+ENTERED = (0, 1)  # board slots: a rank may post the next call while others still read this one, but not two ahead
+FAILED = 2
+MEETING = 3
+GRACE = 1.0  # seconds in which ranks that gave up hear from each other
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A status block: what a channel saw when it gave up. See ``kernels/link.py``."""
+
+    channel: int
+    code: int
+    peer: int
+    message: int
+    wanted: int
+    seen: int
+    waits_for: int
+    cause: int
+
+    def __str__(self) -> str:
+        what = "data" if self.waits_for else "a free slot"
+        return (
+            f"channel {self.channel} waited for {what} from rank {self.peer} (message {self.message}, "
+            f"wanted {self.wanted:#x}, saw {self.seen:#x})"
+        )
+
+
+class Control:
+    """One rank's side of the conversation."""
+
+    def __init__(self, fabric: Fabric, timeout: float) -> None:
+        self.fabric, self.timeout = fabric, timeout
+        self.sequence = 0
+        self.meetings = 0
+
+    def enter(self, call: str, wait: bool) -> None:
+        """Say that this rank begins its next call. With ``wait``, return when all ranks have begun the same one."""
+        self.sequence += 1
+        self.fabric.sequence = self.sequence
+        slot = ENTERED[self.sequence % 2]
+        self.fabric.post(slot, self.sequence, call)
+        if wait:
+            calls = self._gather(slot, self.sequence, f"call {self.sequence}, {call}")
+            if any(other != call for other in calls):
+                raise CollectiveMismatch(self._differences(calls))
+
+    def meet(self) -> None:
+        """Return when all ranks are here."""
+        self.meetings += 1
+        self.fabric.post(MEETING, self.meetings, "")
+        self._gather(MEETING, self.meetings, f"a meeting of all ranks after call {self.sequence}")
+
+    def explain(self, call: str, failures: Sequence[Failure]) -> CollectiveError:
+        """The error for a call in which this rank's kernel gave up, after hearing what the others saw."""
+        mine = min(failures, key=lambda f: f.code == link.ABORTED)
+        self.fabric.post(FAILED, self.sequence, json.dumps(asdict(mine)))
+        silent = self._others()
+        self.fabric.pause(lambda: not self._still(silent, FAILED, self.sequence), GRACE)
+        heard = {r: self.fabric.peek(r, FAILED) for r in range(self.fabric.world_size)}
+        seen = {r: Failure(**json.loads(text)) for r, (sequence, text) in heard.items() if sequence == self.sequence}
+        if any(f.code == link.MISMATCH for f in seen.values()):
+            calls = [self.fabric.peek(r, ENTERED[self.sequence % 2])[1] for r in range(self.fabric.world_size)]
+            return CollectiveMismatch(self._differences(calls))
+        reasons = "; ".join(f"rank {r}: {f}" for r, f in seen.items() if f.code != link.ABORTED)
+        return self._absence(
+            sorted(set(range(self.fabric.world_size)) - set(seen)), f"call {self.sequence}, {call}", reasons
+        )
+
+    def _others(self) -> list[int]:
+        return [r for r in range(self.fabric.world_size) if r != self.fabric.rank]
+
+    def _still(self, missing: list[int], slot: int, sequence: int) -> list[int]:
+        # Which of the missing are still missing. Looks at one of them a poll.
+        while missing and self.fabric.peek(missing[-1], slot)[0] >= sequence:
+            missing.pop()
+        return missing
+
+    def _gather(self, slot: int, sequence: int, what: str) -> list[str]:
+        missing = self._others()
+        if not self.fabric.pause(lambda: not self._still(missing, slot, sequence), self.timeout):
+            absent = [r for r in missing if self.fabric.peek(r, slot)[0] < sequence]
+            raise self._absence(sorted(absent), what, "")
+        return [self.fabric.peek(r, slot)[1] for r in range(self.fabric.world_size)]
+
+    def _absence(self, absent: list[int], what: str, reasons: str) -> CollectiveError:
+        rank, dead = self.fabric.rank, [r for r in self.fabric.dead() if r in absent]
+        detail = f" ({reasons})" if reasons else ""
+        if dead:
+            return PeerFailure(
+                f"rank {rank}, {what}: ranks {dead} are gone: their processes have ended or left.{detail}"
+            )
+        if absent:
+            return CollectiveTimeout(
+                f"rank {rank}, {what}: ranks {absent} did not take part within {self.timeout:g} s. They are late or stuck; "
+                f"tricoll.init(timeout=...) sets how long to wait.{detail}"
+            )
+        return CollectiveTimeout(
+            f"rank {rank}, {what}: all ranks took part, and none could go on within the timeout.{detail}"
+        )
+
+    def _differences(self, calls: list[str]) -> str:
+        ranks: dict[str, list[int]] = {}
+        for r, call in enumerate(calls):
+            ranks.setdefault(call or "nothing", []).append(r)
+        sides = "; ".join(f"{'rank' if len(rs) == 1 else 'ranks'} {rs}: {call}" for call, rs in ranks.items())
+        return f"rank {self.fabric.rank}, call {self.sequence}: the ranks make different calls. {sides}"

@@ -1,0 +1,102 @@
+"""What every fabric offers, and nothing that depends on which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class LinkProfile:
+    """The alpha-beta model of a link: a message of m bytes takes ``alpha + m / beta`` seconds.
+
+    The defaults are those of a 400 Gb/s NIC: 5 us, 50 GB/s.
+    """
+
+    alpha: float = 5e-6
+    beta: float = 50e9
+
+
+@dataclass
+class Heap:
+    """This rank's part of the symmetric heap.
+
+    ``words`` is the memory as int64 (zeroed, at a multiple of 128 bytes); ``bases[r]`` is the address at which rank
+    r's part is mapped here, or 0 if it is not.
+    """
+
+    words: torch.Tensor
+    bases: torch.Tensor
+
+
+@dataclass
+class Counters:
+    """What a rank has sent, counted where it is sent."""
+
+    puts: int = 0  # put-with-signal calls; on mapped links, messages with data
+    payload_bytes: int = 0
+    signals: int = 0  # flags without data
+
+    def add(self, nbytes: int) -> None:
+        if nbytes:
+            self.puts += 1
+            self.payload_bytes += nbytes
+        else:
+            self.signals += 1
+
+
+class Fabric(Protocol):
+    """One rank's view of a fabric.
+
+    The *board* is for what ranks tell each other outside of kernels: every rank has a few numbered slots that only it
+    writes and everybody reads.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    device: torch.device
+    channels: int  # how many programs are worth having
+    counters: Counters
+    sequence: int  # of the call that this rank is in; set by whoever counts calls
+
+    def allocate(self, nbytes: int) -> Heap:
+        """Symmetric memory, the same size on every rank. Collective. Raises HeapExhausted on all ranks or on none."""
+
+    def launch(self, kernel: Any, channels: int, arguments: dict[str, Any]) -> None:
+        """Run a kernel with one program a channel, on this rank. Returns when it has finished."""
+
+    def quiet(self) -> None:
+        """Return when all puts that this rank has started have arrived."""
+
+    def post(self, slot: int, sequence: int, text: str) -> None:
+        """Write a board slot: ``text`` under a number that grows from post to post."""
+
+    def peek(self, rank: int, slot: int) -> tuple[int, str]:
+        """Read a board slot of a rank: (0, "") before its first post."""
+
+    def pause(self, until: Callable[[], bool], timeout: float) -> bool:
+        """Let others run until a condition holds. False if it does not within ``timeout`` seconds."""
+
+    def dead(self) -> list[int]:
+        """The ranks that are known to be gone: ended without closing, or closed before the current call."""
+
+    def close(self) -> None:
+        """Give everything back. May be called twice, and after an error."""
+
+
+@dataclass
+class Event:
+    """One thing that a simulated program did, for pictures. Times are virtual seconds."""
+
+    kind: str  # "put", "store", "signal" or "wait"
+    rank: int
+    channel: int
+    peer: int
+    nbytes: int
+    start: float
+    end: float
+    arrival: float = field(default=0.0)

@@ -1,0 +1,165 @@
+"""Running a kernel on a CPU: what the fabrics without a GPU share.
+
+A :class:`CpuProgram` is one channel of one rank. It stands behind the device functions of ``kernels/shmem.py``; the
+arguments that it gets from them are Python's ints and :class:`Pointer` in a direct run, and ``tl.tensor`` in an
+interpreted one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import inspect
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton._C.libtriton import interpreter as native
+from triton.runtime import interpreter
+
+from tricoll.kernels.jit import Kernel, Pointer
+
+from .base import Counters, Heap
+
+_ONE = np.ones(1, dtype=np.bool_)
+_ZERO = np.zeros(1, dtype=np.int64)
+
+
+def tiles(choice: str | None = None) -> str:
+    """How the bulk loops run: "torch" (the default) or "triton", which also interprets all scalar code."""
+    choice = choice or os.environ.get("TRICOLL_TILES") or "torch"
+    if choice not in ("torch", "triton"):
+        raise ValueError(f"TRICOLL_TILES is {choice!r}; it can be 'torch' or 'triton'")
+    return choice
+
+
+def load_word(address: int) -> int:
+    """Read a word that another process may write, with acquire semantics."""
+    where = np.array([address], dtype=np.uint64)
+    return int(native.atomic_rmw(native.RMW_OP.ADD, where, _ZERO, _ONE, native.MEM_SEMANTIC.ACQUIRE)[0])
+
+
+def store_word(address: int, word: int) -> None:
+    """Write a word that another process may read, with release semantics."""
+    where, what = np.array([address], dtype=np.uint64), np.array([word], dtype=np.int64)
+    native.atomic_rmw(native.RMW_OP.XCHG, where, what, _ONE, native.MEM_SEMANTIC.RELEASE)
+
+
+def peek_word(address: int) -> int:
+    """Read a word without ordering anything: for polling."""
+    return ctypes.c_int64.from_address(address).value
+
+
+def _scalar(value: int, dtype: tl.dtype = tl.int64) -> tl.tensor:
+    array = np.array([value], dtype=np.int64 if dtype == tl.int64 else np.int32)
+    return tl.tensor(interpreter.TensorHandle(array, dtype), dtype)
+
+
+def integer(value: Any) -> int:
+    """A scalar argument of a device function as an int."""
+    return value if isinstance(value, int) else int(np.asarray(value.handle.data).reshape(-1)[0])
+
+
+def address(pointer: Any) -> int:
+    """A pointer argument of a device function as an address."""
+    return pointer.address if isinstance(pointer, Pointer) else integer(pointer)
+
+
+class CpuProgram:
+    """One channel of one rank. Subclasses say how words and data reach other ranks."""
+
+    def __init__(self, channel: int, rank: int, heaps: list[torch.Tensor], interpreted: bool, counters: Counters):
+        self.channel, self.rank, self.heaps, self.interpreted, self.counters = (
+            channel,
+            rank,
+            heaps,
+            interpreted,
+            counters,
+        )
+        self._scratch: dict[torch.dtype, torch.Tensor] = {}
+
+    # Own memory.
+
+    def load(self, pointer: Any) -> Any:
+        word = load_word(address(pointer))
+        return _scalar(word) if self.interpreted else word
+
+    def store(self, pointer: Any, word: Any) -> None:
+        store_word(address(pointer), integer(word))
+
+    def barrier(self) -> None:
+        """A program is one thread here."""
+
+    def read(self, pointer: Pointer, count: int) -> torch.Tensor:
+        return pointer.view(count)
+
+    def write(self, pointer: Pointer, count: int) -> torch.Tensor:
+        return pointer.view(count)
+
+    def scratch(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory that holds nothing from one call to the next."""
+        have = self._scratch.get(dtype)
+        if have is None or have.numel() < count:
+            have = self._scratch[dtype] = torch.empty(count, dtype=dtype)
+        return have[:count]
+
+    # Other ranks' memory.
+
+    def peer(self, heap: Any, pe: Any) -> Any:
+        pe = integer(pe)
+        if self.interpreted:
+            return heap + (self.heaps[pe].data_ptr() - self.heaps[self.rank].data_ptr()) // 8
+        return Pointer(self.heaps[pe], heap.offset, heap.dtype, pe)
+
+    def elsewhere(self, symmetric: Any, pe: int) -> int:
+        """The address of rank ``pe``'s copy of a symmetric address."""
+        return address(symmetric) - self.heaps[self.rank].data_ptr() + self.heaps[pe].data_ptr()
+
+    def store_signal(self, flag: Any, word: Any, nbytes: Any) -> None:
+        raise NotImplementedError
+
+    def put_signal(self, dest: Any, source: Any, nbytes: Any, flag: Any, word: Any, pe: Any) -> None:
+        raise NotImplementedError
+
+    def signal(self, flag: Any, word: Any, pe: Any) -> None:
+        raise NotImplementedError
+
+    def wait(self, flag: Any, generation: Any, abort: Any, timeout: Any) -> Any:
+        word = self.wait_word(address(flag), integer(generation), address(abort), integer(timeout))
+        return _scalar(word) if self.interpreted else word
+
+    def wait_word(self, flag: int, generation: int, abort: int, timeout: int) -> int:
+        """Wait until the word at ``flag`` has at least ``generation``; TIMED_OUT or ABORTED if it does not."""
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def interpreting(kernel: Kernel) -> Iterator[None]:
+    """Put Triton's language into the interpreter's hands, for all device functions called inside."""
+    scope = interpreter._patch_lang(kernel.fn)
+    try:
+        yield
+    finally:
+        scope.restore()
+
+
+def convert(kernel: Kernel, arguments: dict[str, Any], interpreted: bool) -> dict[str, Any]:
+    """The arguments of a launch, as a direct or an interpreted run of the kernel wants them."""
+    converted = {}
+    for name, parameter in inspect.signature(kernel.fn).parameters.items():
+        value = arguments[name]
+        if "constexpr" in str(parameter.annotation):
+            converted[name] = value
+        elif isinstance(value, torch.Tensor):
+            converted[name] = interpreter._implicit_cvt(value.detach()) if interpreted else Pointer.to(value)
+        else:
+            converted[name] = _scalar(value, parameter.annotation) if interpreted else value
+    return converted
+
+
+def byte_heap(heap: Heap) -> torch.Tensor:
+    """A heap as the byte tensor that pointers into it are made of."""
+    return heap.words.view(torch.uint8)

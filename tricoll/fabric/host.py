@@ -1,0 +1,254 @@
+"""One process a rank on one machine, with the symmetric heap in POSIX shared memory.
+
+A rank's segment is a file in /dev/shm that has no name from the start (O_TMPFILE): others open it through
+``/proc/PID/fd/N``, which only the same user may do, and the kernel frees it when the last process that mapped it is
+gone, however it went. Its blocks are reserved before it is used, since a sparse file in a full /dev/shm is a bus error
+at the first write.
+
+The first page of the segment is the board; the heap follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import json
+import mmap
+import os
+import select
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tricoll.errors import CollectiveTimeout, HeapExhausted, PeerFailure
+from tricoll.kernels import jit, shmem
+from tricoll.kernels.jit import Kernel
+
+from .base import Counters, Heap
+from .cpu import CpuProgram, address, convert, integer, interpreting, load_word, peek_word, store_word, tiles
+
+SHM = "/dev/shm"
+SLOTS, SLOT_BYTES = 8, 512  # of the board: a number, a length, and text
+LEFT = SLOTS - 1  # the board slot in which a rank says, when it closes, how many calls it took part in
+CHECK_EVERY = 0.01  # seconds between two looks at whether the others are alive
+SPIN = 200  # polls that only yield the CPU before a waiting rank sleeps between polls
+NAP = 20e-6  # seconds
+
+
+class HostProgram(CpuProgram):
+    """A channel of a rank that is a process."""
+
+    def __init__(self, fabric: HostFabric, channel: int) -> None:
+        super().__init__(channel, fabric.rank, fabric.heaps, fabric.interpreted, fabric.counters)
+        self.fabric = fabric
+        self._scratch = fabric.scratch
+
+    def store_signal(self, flag: Any, word: Any, nbytes: Any) -> None:
+        self.counters.add(integer(nbytes))
+        store_word(address(flag), integer(word))
+
+    def put_signal(self, dest: Any, source: Any, nbytes: Any, flag: Any, word: Any, pe: Any) -> None:
+        pe, nbytes = integer(pe), integer(nbytes)
+        self.counters.add(nbytes)
+        ctypes.memmove(self.elsewhere(dest, pe), address(source), nbytes)
+        store_word(self.elsewhere(flag, pe), integer(word))
+
+    def signal(self, flag: Any, word: Any, pe: Any) -> None:
+        self.counters.add(0)
+        store_word(self.elsewhere(flag, integer(pe)), integer(word))
+
+    def wait_word(self, flag: int, generation: int, abort: int, timeout: int) -> int:
+        def over() -> bool:
+            return peek_word(flag) >> 24 >= generation or peek_word(abort) != 0
+
+        if not over() and not self.fabric.poll(over, timeout / 1e9):
+            return shmem.TIMED_OUT
+        word = load_word(flag)
+        return word if word >> 24 >= generation else shmem.ABORTED
+
+
+class HostFabric:
+    """One rank that is a process of this machine. See :class:`tricoll.fabric.base.Fabric`."""
+
+    name = "host"
+    channels = 1
+    device = torch.device("cpu")
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+        """``store`` is a ``torch.distributed`` store that all ranks share, with a prefix of their own."""
+        self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
+        self.interpreted = tiles() == "triton"
+        self.counters = Counters()
+        self.scratch: dict[torch.dtype, torch.Tensor] = {}
+        self.sequence = 0
+        self.closed = False
+        self._maps: list[mmap.mmap] = []
+        self._processes = select.poll()
+        self._rank_of: dict[int, int] = {}  # of a process's file descriptor
+        self._gone: set[int] = set()
+
+    # Memory.
+
+    def allocate(self, nbytes: int) -> Heap:
+        size = -(-(SLOTS * SLOT_BYTES + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        mine: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "bytes": nbytes}
+        fd = -1
+        try:
+            fd = mine["fd"] = reserve(size)
+        except OSError as error:
+            mine["error"] = explain_allocation(error, size)
+        try:
+            ranks = self._exchange(mine)
+            self._check_agreement(ranks)
+            memory = [self._map(r, info, size) for r, info in enumerate(ranks)]
+            self._exchange("mapped", stage="mapped")
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        self._board = [m.data_ptr() for m in memory]
+        self.heaps = [m[SLOTS * SLOT_BYTES :] for m in memory]
+        bases = torch.tensor([h.data_ptr() for h in self.heaps])
+        return Heap(self.heaps[self.rank][: nbytes // 8 * 8].view(torch.int64), bases)
+
+    def _exchange(self, mine: Any, stage: str = "segment") -> list[Any]:
+        """Everybody's ``mine``, through the store. Raises CollectiveTimeout with the names of those missing."""
+        self.store.set(f"{stage}/{self.rank}", json.dumps(mine))
+        deadline = time.monotonic() + self.timeout
+        missing = list(range(self.world_size))
+        while missing:
+            missing = [r for r in missing if not self.store.check([f"{stage}/{r}"])]
+            if missing and time.monotonic() > deadline:
+                raise CollectiveTimeout(
+                    f"rank {self.rank}: ranks {missing} of {self.world_size} did not join within {self.timeout:g} s. "
+                    "Check that they have started; tricoll.init(timeout=...) sets how long to wait."
+                )
+            if missing:
+                time.sleep(0.002)
+        return [json.loads(self.store.get(f"{stage}/{r}")) for r in range(self.world_size)]
+
+    def _check_agreement(self, ranks: list[dict[str, Any]]) -> None:
+        errors = [f"rank {r}: {info['error']}" for r, info in enumerate(ranks) if "error" in info]
+        if errors:
+            raise HeapExhausted("; ".join(errors))
+        for key, meaning in (("host", "the host fabric needs all ranks on one machine"), ("bytes", "settings differ")):
+            if len({info[key] for info in ranks}) > 1:
+                raise ValueError(f"{meaning}: {key} of the ranks is {[info[key] for info in ranks]}")
+
+    def _map(self, rank: int, info: dict[str, Any], size: int) -> torch.Tensor:
+        path = f"/proc/{info['pid']}/fd/{info['fd']}"
+        try:
+            fd = os.open(path, os.O_RDWR)
+            if rank != self.rank and hasattr(os, "pidfd_open"):
+                watch = os.pidfd_open(info["pid"])
+                self._processes.register(watch, select.POLLIN)
+                self._rank_of[watch] = rank
+        except OSError as error:
+            raise PeerFailure(
+                f"rank {self.rank}: cannot open {path}, the segment of rank {rank}: {error.strerror}. Its process has "
+                "ended, runs as another user, or is in another container."
+            ) from error
+        try:
+            self._maps.append(mmap.mmap(fd, size))
+        finally:
+            os.close(fd)
+        return torch.frombuffer(self._maps[-1], dtype=torch.uint8)
+
+    # Running.
+
+    def launch(self, kernel: Kernel, channels: int, arguments: dict[str, Any]) -> None:
+        converted = convert(kernel, arguments, self.interpreted)
+        with interpreting(kernel) if self.interpreted else contextlib.nullcontext():
+            for channel in range(channels):
+                previous = jit.bind(HostProgram(self, channel))
+                try:
+                    kernel(**converted)
+                finally:
+                    jit.bind(previous)
+
+    def poll(self, until: Callable[[], bool], timeout: float) -> bool:
+        """Wait for a condition on shared memory, without keeping the CPU from those who will make it true."""
+        for _ in range(SPIN):
+            os.sched_yield()
+            if until():
+                return True
+        start = looked = time.monotonic()
+        while not until():
+            time.sleep(NAP)
+            now = time.monotonic()
+            if now - looked > CHECK_EVERY:
+                looked = now
+                if (self.dead() and not until()) or now - start > timeout:
+                    return until()
+        return True
+
+    def pause(self, until: Callable[[], bool], timeout: float) -> bool:
+        return until() or self.poll(until, timeout)
+
+    def dead(self) -> list[int]:
+        for fd, _ in self._processes.poll(0):
+            self._processes.unregister(fd)
+            os.close(fd)
+            self._gone.add(self._rank_of.pop(fd))
+        left = {r: count - 1 for r, board in enumerate(self._board) if (count := peek_word(board + LEFT * SLOT_BYTES))}
+        early = {r for r, calls in left.items() if calls < self.sequence}
+        return sorted(early | self._gone - left.keys())
+
+    def quiet(self) -> None:
+        """Puts are copies here, and have arrived."""
+
+    # The board.
+
+    def post(self, slot: int, sequence: int, text: str) -> None:
+        where = self._board[self.rank] + slot * SLOT_BYTES
+        data = text.encode()[: SLOT_BYTES - 16]
+        ctypes.memmove(where + 16, data, len(data))
+        store_word(where + 8, len(data))
+        store_word(where, sequence)
+
+    def peek(self, rank: int, slot: int) -> tuple[int, str]:
+        where = self._board[rank] + slot * SLOT_BYTES
+        sequence = load_word(where)
+        return sequence, ctypes.string_at(where + 16, peek_word(where + 8)).decode(errors="replace")
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self._maps:
+            self.post(LEFT, 1 + self.sequence, "")
+        for fd in self._rank_of:
+            os.close(fd)
+        self._rank_of.clear()
+        self.heaps = []
+        self.scratch.clear()
+        for mapped in self._maps:
+            with contextlib.suppress(BufferError):  # a tensor still looks into it: freed with that tensor
+                mapped.close()
+        self._maps.clear()
+
+
+def reserve(size: int) -> int:
+    """A nameless file of ``size`` bytes in /dev/shm, all of them allocated. Returns its descriptor."""
+    fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def explain_allocation(error: OSError, size: int) -> str:
+    """What was needed, what there is, and which setting to change."""
+    if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+        return f"cannot allocate shared memory in {SHM}: {error.strerror}"
+    space = os.statvfs(SHM)
+    return (
+        f"needs {size} bytes of shared memory, and {SHM} has {space.f_bavail * space.f_frsize} free of "
+        f"{space.f_blocks * space.f_frsize}. Enlarge it (docker run --shm-size=..., or mount -o remount,size=... {SHM}), "
+        "or make the heap smaller: tricoll.init(slot_bytes=...) or TRICOLL_SLOT_BYTES."
+    )

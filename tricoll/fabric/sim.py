@@ -1,0 +1,395 @@
+"""All ranks in one process, under a deterministic scheduler that does everything the memory model allows.
+
+Every rank and every channel of every rank is a greenlet. It runs until it waits or lets others see something; then the
+scheduler draws who goes on, from a seed. With ``delivery="adversarial"`` a put is delivered late and out of order, its
+source read only at delivery; stores to a mapped peer stay invisible until a flag is released after a CTA barrier; and
+reading or handing on data without the barrier that the threads of a CTA would need is an error. What it can not show
+is a missing acquire or release in the machine code: for that, see the compile gate.
+
+Time is virtual: each channel has a clock, a message leaves when its link is free, and arrives ``bytes / beta + alpha``
+later. When nobody can go on, the waiting programs are told at once that they have timed out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from greenlet import getcurrent, greenlet
+
+from tricoll.errors import CollectiveError, CollectiveTimeout, MemoryModelViolation
+from tricoll.kernels import jit, shmem
+from tricoll.kernels.jit import Kernel, Pointer
+
+from .base import Counters, Event, Heap, LinkProfile
+from .cpu import CpuProgram, address, byte_heap, convert, integer, interpreting, peek_word, store_word, tiles
+
+MAX_EVENTS = 1_000_000
+
+
+@dataclass
+class Put:
+    """A put that has started and has not arrived."""
+
+    rank: int
+    dest: int
+    source: int
+    nbytes: int
+    flag: int
+    word: int
+
+
+class Task:
+    """A greenlet and what it waits for."""
+
+    def __init__(self, name: str, body: Callable[[], None], parent: greenlet) -> None:
+        self.name = name
+        self.greenlet = greenlet(body, parent)
+        self.ready: Callable[[], bool] | None = None
+        self.give_up = False  # set by the scheduler when nobody can go on
+        self.bound: Any = None  # the program that device functions act for while this task runs
+
+
+class Scheduler:
+    """Draws which task runs next and which put arrives next."""
+
+    def __init__(self, seed: int, adversarial: bool) -> None:
+        self.random = random.Random(seed)
+        self.adversarial = adversarial
+        self.tasks: list[Task] = []
+        self.puts: list[Put] = []
+        self.current: Task | None = None
+        self.main = getcurrent()
+        self.deadlock: list[str] = []
+
+    def spawn(self, name: str, body: Callable[[], None]) -> Task:
+        task = Task(name, body, self.main)
+        self.tasks.append(task)
+        return task
+
+    def step_aside(self) -> None:
+        """Let others run, perhaps."""
+        if self.adversarial:
+            self.block(lambda: True)
+
+    def block(self, ready: Callable[[], bool]) -> bool:
+        """Run others until ``ready()``. False if nobody can go on."""
+        task = self.current
+        assert task is not None
+        task.ready, task.give_up, task.bound = ready, False, jit.bind(None)
+        self.main.switch()
+        jit.bind(task.bound)
+        task.ready = None
+        return not task.give_up
+
+    def run(self) -> None:
+        while self.tasks:
+            runnable = [t for t in self.tasks if t.ready is None or t.ready()]
+            if self.puts and (not runnable or self.random.random() < 0.4):
+                self.deliver(self.random.randrange(len(self.puts)))
+            elif runnable:
+                self.switch(self.random.choice(runnable))
+            else:
+                self.deadlock = self.deadlock or [t.name for t in self.tasks]
+                for task in list(self.tasks):
+                    task.give_up = True
+                    self.switch(task)
+        while self.puts:
+            self.deliver(0)
+
+    def switch(self, task: Task) -> None:
+        self.current = task
+        task.greenlet.switch()
+        if task.greenlet.dead:
+            self.tasks.remove(task)
+
+    def deliver(self, index: int) -> None:
+        put = self.puts.pop(index)
+        if put.nbytes:
+            ctypes.memmove(put.dest, put.source, put.nbytes)
+        store_word(put.flag, put.word)
+
+
+class World:
+    """What the ranks of one simulation share."""
+
+    def __init__(
+        self,
+        size: int,
+        seed: int,
+        profile: LinkProfile | Mapping[str, LinkProfile] | None,
+        delivery: str,
+        node_size: int | None,
+        choice: str | None,
+    ) -> None:
+        if delivery not in ("adversarial", "prompt"):
+            raise ValueError(f"delivery is {delivery!r}; it can be 'adversarial' or 'prompt'")
+        self.size = size
+        self.scheduler = Scheduler(seed, delivery == "adversarial")
+        links = profile if isinstance(profile, Mapping) else {"intra": profile or LinkProfile()}
+        self.intra, self.inter = links["intra"], links.get("inter", links["intra"])
+        self.node_size = node_size or size
+        self.interpreted = tiles(choice) == "triton"
+        self.board: dict[tuple[int, int], tuple[int, str]] = {}
+        self.heaps: list[list[torch.Tensor]] = [[] for _ in range(size)]  # per rank, in order of allocation
+        self.finished = [False] * size
+        self.busy: dict[tuple[int, int], float] = {}  # when a link is free again
+        self.arrival: dict[int, float] = {}  # when the last flag in a word arrived
+        self.clock: dict[tuple[int, int], float] = {}  # of a rank's channel
+        self.trace: list[Event] = []
+
+    def link(self, source: int, target: int) -> LinkProfile:
+        return self.intra if source // self.node_size == target // self.node_size else self.inter
+
+    def send(self, kind: str, rank: int, channel: int, peer: int, nbytes: int, flag: int) -> float:
+        """Account for a message; returns when the sender is through with it."""
+        now, link = self.clock[rank, channel], self.link(rank, peer)
+        start = max(now, self.busy.get((rank, peer), 0.0)) if nbytes else now
+        end = start + nbytes / link.beta
+        if nbytes:
+            self.busy[rank, peer] = end
+        self.arrival[flag] = end + link.alpha
+        if len(self.trace) < MAX_EVENTS:
+            self.trace.append(Event(kind, rank, channel, peer, nbytes, start, end, end + link.alpha))
+        return end
+
+
+class SimProgram(CpuProgram):
+    """A channel in the simulator."""
+
+    def __init__(self, world: World, channel: int, rank: int, heaps: list[torch.Tensor], counters: Counters) -> None:
+        super().__init__(channel, rank, heaps, world.interpreted, counters)
+        self.world, self.scheduler = world, world.scheduler
+        self.stores: list[tuple[Pointer, torch.Tensor]] = []  # to mapped peers, not yet visible there
+        self.unfenced = 0  # how many of them were made after the last barrier
+        self.staged = False  # own heap written since the last barrier
+        self.looked = False  # own heap read since the last barrier
+        self.acquired = False  # a flag seen since the last barrier
+
+    # What the threads of a CTA may and may not do between two barriers.
+
+    def barrier(self) -> None:
+        self.unfenced, self.staged, self.looked, self.acquired = 0, False, False, False
+
+    def read(self, pointer: Pointer, count: int) -> torch.Tensor:
+        if pointer.memory is self.heaps[self.rank]:
+            if self.acquired:
+                self.violation("reads a slot after the flag, but without a CTA barrier in between")
+            self.looked = True
+        return pointer.view(count)
+
+    def write(self, pointer: Pointer, count: int) -> torch.Tensor:
+        if pointer.pe is not None and self.scheduler.adversarial:
+            hidden = torch.empty_like(pointer.view(count))
+            self.stores.append((pointer, hidden))
+            self.unfenced += 1
+            return hidden
+        if pointer.memory is self.heaps[self.rank]:
+            self.staged = True
+        return pointer.view(count)
+
+    def violation(self, what: str) -> None:
+        raise MemoryModelViolation(f"rank {self.rank}, channel {self.channel}: {what}")
+
+    def flush(self) -> None:
+        """Make the stores that a release covers visible. One after the last barrier may stay behind."""
+        covered = len(self.stores) - self.unfenced
+        for pointer, hidden in self.stores[:covered]:
+            pointer.view(hidden.numel()).copy_(hidden)
+        del self.stores[:covered]
+
+    # Other ranks' memory.
+
+    def store_signal(self, flag: Any, word: Any, nbytes: Any) -> None:
+        where, word, nbytes = address(flag), integer(word), integer(nbytes)
+        peer = next(r for r, h in enumerate(self.heaps) if h.data_ptr() <= where < h.data_ptr() + h.numel())
+        if self.looked and not nbytes:
+            self.violation("frees a slot that other threads may still be reading: no CTA barrier after the read")
+        self.counters.add(nbytes)
+        key = (self.rank, self.channel)
+        self.world.clock[key] = self.world.send("store", *key, peer, nbytes, where)
+        self.flush()
+        store_word(where, word)
+        self.scheduler.step_aside()
+
+    def put_signal(self, dest: Any, source: Any, nbytes: Any, flag: Any, word: Any, pe: Any) -> None:
+        if self.staged:
+            self.violation("puts data that other threads may still be writing: no CTA barrier after the write")
+        self.start("put", dest, source, integer(nbytes), flag, word, pe)
+
+    def signal(self, flag: Any, word: Any, pe: Any) -> None:
+        if self.looked:
+            self.violation("frees a slot that other threads may still be reading: no CTA barrier after the read")
+        self.start("signal", flag, flag, 0, flag, word, pe)
+
+    def start(self, kind: str, dest: Any, source: Any, nbytes: int, flag: Any, word: Any, pe: Any) -> None:
+        pe = integer(pe)
+        self.counters.add(nbytes)
+        where = self.elsewhere(flag, pe)
+        self.world.send(kind, self.rank, self.channel, pe, nbytes, where)
+        put = Put(self.rank, self.elsewhere(dest, pe), address(source), nbytes, where, integer(word))
+        self.scheduler.puts.append(put)
+        if self.scheduler.adversarial:
+            self.scheduler.step_aside()
+        else:
+            self.scheduler.deliver(len(self.scheduler.puts) - 1)
+
+    def wait_word(self, flag: int, generation: int, abort: int, timeout: int) -> int:
+        self.scheduler.step_aside()
+        there = self.scheduler.block(lambda: peek_word(flag) >> 24 >= generation or peek_word(abort) != 0)
+        self.acquired = True
+        key = (self.rank, self.channel)
+        if not there:
+            return shmem.TIMED_OUT
+        word = peek_word(flag)
+        if word >> 24 < generation:
+            return shmem.ABORTED
+        now, arrival = self.world.clock[key], self.world.arrival.get(flag, 0.0)
+        if arrival > now:
+            self.world.clock[key] = arrival
+            if len(self.world.trace) < MAX_EVENTS:
+                self.world.trace.append(Event("wait", self.rank, self.channel, self.rank, 0, now, arrival, arrival))
+        return word
+
+
+class SimFabric:
+    """One rank of a simulated world. See :class:`tricoll.fabric.base.Fabric`."""
+
+    name = "sim"
+    channels = 1
+    device = torch.device("cpu")
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world, self.rank, self.world_size = world, rank, world.size
+        self.counters = Counters()
+        self.sequence = 0
+
+    def allocate(self, nbytes: int) -> Heap:
+        mine = self.world.heaps[self.rank]
+        index = len(mine)
+        memory = torch.zeros(nbytes // 8 + 16, dtype=torch.int64)
+        aligned = memory[(-memory.data_ptr() // 8) % 16 :][: nbytes // 8]
+        mine.append(byte_heap(Heap(aligned, aligned)))
+        self.world.scheduler.block(lambda: all(len(theirs) > index for theirs in self.world.heaps))
+        bases = [theirs[index].data_ptr() if len(theirs) > index else 0 for theirs in self.world.heaps]
+        self.heaps = [theirs[index] for theirs in self.world.heaps if len(theirs) > index]
+        return Heap(aligned, torch.tensor(bases))
+
+    def launch(self, kernel: Kernel, channels: int, arguments: dict[str, Any]) -> None:
+        converted = convert(kernel, arguments, self.world.interpreted)
+        errors: list[BaseException] = []
+        start = max((self.world.clock.get((self.rank, c), 0.0) for c in range(channels)), default=0.0)
+
+        def body(program: SimProgram) -> Callable[[], None]:
+            def run() -> None:
+                jit.bind(program)
+                try:
+                    kernel(**converted)
+                except BaseException as error:  # ends in the rank that launched the kernel
+                    errors.append(error)
+                finally:
+                    program.unfenced = 0
+                    program.flush()
+                    jit.bind(None)
+
+            return run
+
+        tasks = []
+        for c in range(channels):
+            self.world.clock[self.rank, c] = start
+            program = SimProgram(self.world, c, self.rank, self.heaps, self.counters)
+            tasks.append(self.world.scheduler.spawn(f"rank {self.rank} channel {c}", body(program)))
+        while not all(t.greenlet.dead for t in tasks):
+            self.world.scheduler.block(lambda: all(t.greenlet.dead for t in tasks))
+        end = max(self.world.clock[self.rank, c] for c in range(channels))
+        for c in range(channels):
+            self.world.clock[self.rank, c] = end
+        if errors:
+            raise errors[0]
+
+    def quiet(self) -> None:
+        puts = self.world.scheduler.puts
+        for index in reversed(range(len(puts))):
+            if puts[index].rank == self.rank:
+                self.world.scheduler.deliver(index)
+
+    def post(self, slot: int, sequence: int, text: str) -> None:
+        self.world.board[self.rank, slot] = (sequence, text)
+
+    def peek(self, rank: int, slot: int) -> tuple[int, str]:
+        return self.world.board.get((rank, slot), (0, ""))
+
+    def pause(self, until: Callable[[], bool], timeout: float) -> bool:
+        return self.world.scheduler.block(until) and until()
+
+    def dead(self) -> list[int]:
+        return [r for r, done in enumerate(self.world.finished) if done]
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+@dataclass
+class Simulation:
+    """What :func:`tricoll.simulate` returns."""
+
+    results: list[Any]  # what fn returned on each rank
+    stats: list[dict[str, Any]]  # comm.stats() of each rank at its end
+    virtual_time: float  # seconds, of the slowest channel
+    trace: list[Event]  # what happened, up to a million events
+
+
+def simulate(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    connect: Callable[[SimFabric], Any],
+    seed: int,
+    profile: LinkProfile | Mapping[str, LinkProfile] | None,
+    delivery: str,
+    node_size: int | None,
+    tiles: str | None,
+) -> Simulation:
+    """Run ``fn(comm, *args)`` on every rank. ``connect`` makes a communicator from a fabric."""
+    if world_size < 1:
+        raise ValueError(f"world_size is {world_size}; it must be at least 1")
+    world = World(world_size, seed, profile, delivery, node_size, tiles)
+    results: list[Any] = [None] * world_size
+    stats: list[dict[str, Any]] = [{} for _ in range(world_size)]
+    errors: list[tuple[int, BaseException]] = []
+
+    def body(rank: int) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                comm = connect(SimFabric(world, rank))
+                results[rank] = fn(comm, *args)
+                stats[rank] = comm.stats()
+            except BaseException as error:
+                errors.append((rank, error))
+            finally:
+                world.finished[rank] = True
+
+        return run
+
+    for rank in range(world_size):
+        world.scheduler.spawn(f"rank {rank}", body(rank))
+    if world.interpreted:
+        from tricoll.kernels import ring
+
+        with interpreting(ring.all_reduce):
+            world.scheduler.run()
+    else:
+        world.scheduler.run()
+    if errors:
+        # A rank's own mistake explains more than the timeouts that it causes elsewhere.
+        rank, error = min(
+            errors, key=lambda e: (isinstance(e[1], CollectiveTimeout), isinstance(e[1], CollectiveError))
+        )
+        if hasattr(error, "add_note"):
+            error.add_note(f"in the simulation: rank {rank} of {world_size}, seed {seed}")
+        raise error
+    return Simulation(results, stats, max(world.clock.values(), default=0.0), world.trace)

@@ -1,0 +1,153 @@
+"""Ways to get a communicator: from ``torch.distributed``, from the environment, or simulated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from .communicator import Communicator, settings_for
+from .errors import CollectiveError, CollectiveTimeout
+from .fabric import sim
+from .fabric.base import LinkProfile
+from .fabric.host import HostFabric
+
+_default: Communicator | None = None
+_epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
+FABRICS = ("auto", "host")
+
+
+def init(
+    group: dist.ProcessGroup | None = None,
+    fabric: str = "auto",
+    timeout: float = 30.0,
+    *,
+    check: bool = True,
+    link: str = "auto",
+    channels: int | None = None,
+    slots: int | None = None,
+    slot_bytes: int | None = None,
+    window: int | None = None,
+    block: int | None = None,
+) -> Communicator:
+    """Make a communicator. Collective: every rank of the group must call it. The first becomes the default.
+
+    Args:
+        group: a ``torch.distributed`` group. None: the default group if there is one, else RANK, WORLD_SIZE,
+            MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else a world of one.
+        fabric: "host" (processes of this machine, shared memory), or "auto", which is that today.
+        timeout: seconds that a rank waits for others, here and in every collective.
+        check: compare the call with the other ranks' before each collective. Without it, calls that differ are still
+            found, by the fingerprints on the links, but the output may have been written to by then.
+        link: "mapped" (write into the peer's memory) or "put" (stage and put-with-signal). "auto": TRICOLL_LINK, else
+            mapped.
+        channels, slots, slot_bytes, window, block: the shape of the links, for experts and tests; each also as
+            TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
+
+    Raises:
+        CollectiveTimeout: ranks are missing; it says which.
+        HeapExhausted: shared memory is too small; it says what is needed, what there is, and what to set.
+        ValueError: a setting is wrong.
+    """
+    global _default
+    if fabric not in FABRICS:
+        raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
+    settings = settings_for("host", link, channels, slots, slot_bytes, window, block)
+    store, rank, world_size, name = _rendezvous(group, timeout)
+    _epochs[name] = epoch = _epochs.get(name, 0) + 1
+    host = HostFabric(dist.PrefixStore(f"tricoll/{name}/{epoch}", store), rank, world_size, timeout)
+    try:
+        communicator = Communicator(host, settings, timeout, check)
+    except BaseException:
+        host.close()
+        raise
+    if _default is None:
+        _default = communicator
+    return communicator
+
+
+def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Store, int, int, str]:
+    if dist.is_initialized():
+        members = dist.get_process_group_ranks(group or dist.group.WORLD)
+        if dist.get_rank() not in members:
+            raise ValueError(f"rank {dist.get_rank()} is not in the group {members}")
+        store = dist.distributed_c10d._get_default_store()
+        return store, members.index(dist.get_rank()), len(members), "-".join(map(str, members))
+    if group is not None:
+        raise ValueError("a group was given, but torch.distributed is not initialised")
+    if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
+        return dist.HashStore(), 0, 1, "alone"
+    missing = [v for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ]
+    if missing:
+        raise ValueError(
+            f"environment variables {missing} are not set: start the ranks with torchrun or tricoll.launch"
+        )
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout)))
+    except dist.DistError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise CollectiveTimeout(f"rank {os.environ['RANK']}: the ranks did not meet at {where} ({error})") from error
+    return store, rank, world_size, "env"
+
+
+def default() -> Communicator:
+    """The communicator that ``tricoll.all_reduce`` and its like use."""
+    if _default is None:
+        raise CollectiveError("there is no communicator yet: call tricoll.init() first")
+    return _default
+
+
+def destroy() -> None:
+    """Destroy the default communicator; the next :func:`init` makes a new one."""
+    global _default
+    if _default is not None:
+        _default.destroy()
+        _default = None
+
+
+def simulate(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    seed: int = 0,
+    profile: LinkProfile | Mapping[str, LinkProfile] | None = None,
+    delivery: str = "adversarial",
+    node_size: int | None = None,
+    tiles: str | None = None,
+    check: bool = False,
+    **settings: Any,
+) -> sim.Simulation:
+    """Run ``fn(comm, *args)`` on every rank of a simulated world, all in this process.
+
+    Args:
+        fn: called once a rank, with the rank's communicator.
+        world_size: the number of ranks.
+        seed: of the scheduler. The same seed gives the same interleaving.
+        profile: latency and bandwidth of the links, or {"intra": ..., "inter": ...} for those in and between nodes.
+        delivery: "adversarial" delivers puts as late and out of order as the memory model allows; "prompt" at once.
+        node_size: ranks a node; None: all ranks are in one.
+        tiles: "torch" or "triton", see TRICOLL_TILES.
+        check: as in :func:`init`, off here so that the link protocol is on its own.
+        **settings: link, channels, slots, slot_bytes, window and block, as in :func:`init`.
+
+    Returns:
+        The results and statistics of each rank, the virtual time in seconds, and the trace.
+
+    Raises:
+        What ``fn`` raised. A deadlock is a CollectiveTimeout that says who waits for whom.
+    """
+    chosen = settings_for("sim", **settings)
+    return sim.simulate(
+        fn,
+        world_size,
+        *args,
+        connect=lambda fabric: Communicator(fabric, chosen, timeout=30.0, check=check),
+        seed=seed,
+        profile=profile,
+        delivery=delivery,
+        node_size=node_size,
+        tiles=tiles,
+    )
