@@ -1,6 +1,7 @@
 """The NVSHMEM device library: where it is found, what the slim copy of it holds, and that a kernel links with it."""
 
 import importlib.metadata
+import importlib.util
 import os
 import re
 import subprocess
@@ -121,6 +122,14 @@ def test_find_in_the_wheel(monkeypatch):
 
 
 # slim, with the stand-in
+
+
+def test_all_that_the_kernels_call_is_kept():
+    spec = importlib.util.find_spec("tricoll.kernels")
+    sources = [path.read_text() for folder in spec.submodule_search_locations for path in Path(folder).glob("*.py")]
+    called = {name for source in sources for name in re.findall(r'"(nvshmemx?_\w+)"', source)}
+    assert "nvshmemx_putmem_signal_nbi_block" in called
+    assert called <= set(bitcode.FUNCTIONS), "add what is missing to FUNCTIONS"
 
 
 def test_slim_keeps_the_symbols_and_what_they_need(library, cache):

@@ -27,6 +27,7 @@ FUNCTIONS = (
     "nvshmemx_putmem_signal_nbi_block",
     "nvshmemx_signal_op",
     "nvshmem_signal_fetch",
+    "nvshmem_signal_wait_until",
     "nvshmem_ptr",
     "nvshmem_fence",
     "nvshmem_quiet",
