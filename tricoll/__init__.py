@@ -23,6 +23,7 @@ from .errors import (
 )
 from .fabric.base import LinkProfile
 from .fabric.sim import Simulation
+from .launch import launch
 from .world import destroy, init, simulate
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "all_reduce",
     "destroy",
     "init",
+    "launch",
     "reduce_scatter",
     "simulate",
 ]

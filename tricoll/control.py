@@ -103,7 +103,8 @@ class Control:
             )
         if absent:
             return CollectiveTimeout(
-                f"rank {rank}, {what}: ranks {absent} did not take part within {self.timeout:g} s. They are late or stuck; "
+                f"rank {rank}, {what}: ranks {absent} did not take part within {self.timeout:g} s. They are late "
+                "or stuck; 
                 f"tricoll.init(timeout=...) sets how long to wait.{detail}"
             )
         return CollectiveTimeout(

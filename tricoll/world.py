@@ -53,20 +53,48 @@ def init(
         ValueError: a setting is wrong.
     """
     global _default
-    if fabric not in FABRICS:
-        raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
-    settings = settings_for("host", link, channels, slots, slot_bytes, window, block)
     store, rank, world_size, name = _rendezvous(group, timeout)
     _epochs[name] = epoch = _epochs.get(name, 0) + 1
-    host = HostFabric(dist.PrefixStore(f"tricoll/{name}/{epoch}", store), rank, world_size, timeout)
-    try:
-        communicator = Communicator(host, settings, timeout, check)
-    except BaseException:
-        host.close()
-        raise
+    communicator = connect(
+        dist.PrefixStore(f"tricoll/{name}/{epoch}", store),
+        rank,
+        world_size,
+        fabric,
+        timeout,
+        check=check,
+        link=link,
+        channels=channels,
+        slots=slots,
+        slot_bytes=slot_bytes,
+        window=window,
+        block=block,
+    )
     if _default is None:
         _default = communicator
     return communicator
+
+
+def connect(
+    store: dist.Store,
+    rank: int,
+    world_size: int,
+    fabric: str = "auto",
+    timeout: float = 30.0,
+    check: bool = True,
+    **settings: Any,
+) -> Communicator:
+    """Make a communicator of ranks that share a store (with a prefix that nobody else uses). See :func:`init`."""
+    if fabric not in FABRICS:
+        raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
+    if not timeout > 0:
+        raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
+    chosen = settings_for("host", **settings)
+    host = HostFabric(store, rank, world_size, timeout)
+    try:
+        return Communicator(host, chosen, timeout, check)
+    except BaseException:
+        host.close()
+        raise
 
 
 def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Store, int, int, str]:

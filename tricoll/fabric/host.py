@@ -249,6 +249,6 @@ def explain_allocation(error: OSError, size: int) -> str:
     space = os.statvfs(SHM)
     return (
         f"needs {size} bytes of shared memory, and {SHM} has {space.f_bavail * space.f_frsize} free of "
-        f"{space.f_blocks * space.f_frsize}. Enlarge it (docker run --shm-size=..., or mount -o remount,size=... {SHM}), "
-        "or make the heap smaller: tricoll.init(slot_bytes=...) or TRICOLL_SLOT_BYTES."
+        f"{space.f_blocks * space.f_frsize}. Enlarge it (docker run --shm-size=..., or mount -o remount,size=... "
+        f"{SHM}), or make the heap smaller: tricoll.init(slot_bytes=...) or TRICOLL_SLOT_BYTES."
     )
