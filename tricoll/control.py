@@ -104,8 +104,7 @@ class Control:
         if absent:
             return CollectiveTimeout(
                 f"rank {rank}, {what}: ranks {absent} did not take part within {self.timeout:g} s. They are late "
-                "or stuck; 
-                f"tricoll.init(timeout=...) sets how long to wait.{detail}"
+                f"or stuck; tricoll.init(timeout=...) sets how long to wait.{detail}"
             )
         return CollectiveTimeout(
             f"rank {rank}, {what}: all ranks took part, and none could go on within the timeout.{detail}"
