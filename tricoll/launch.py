@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from .errors import CollectiveError, PeerFailure
 
+PATIENCE = timedelta(seconds=60)  # of the store
 STOP_AFTER = 5.0  # seconds in which ranks may end by themselves, once one of them has failed
 
 
@@ -39,14 +40,11 @@ class Pool:
         self.nprocs = nprocs
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tricoll.launch", "tricoll.world"])
-        # The parent keeps the store, so that no rank's death takes it away from the others.
-        self._store = dist.TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False)
         self._pipes: list[Connection] = []
         self._processes = []
-        self._rounds = 0
         for rank in range(nprocs):
             ours, theirs = context.Pipe()
-            arguments = (rank, nprocs, self._store.port, theirs)
+            arguments = (rank, nprocs, theirs)
             process = context.Process(target=_serve, args=arguments, daemon=True, name=f"tricoll rank {rank}")
             process.start()
             theirs.close()
@@ -80,8 +78,10 @@ class Pool:
 
     def outcomes(self, fn: Callable[..., Any], *args: Any, limit: float | None = None, **options: Any) -> list[Any]:
         """Like :meth:`run`, but an exception takes the place of its rank's result."""
-        self._rounds += 1
-        work = cloudpickle.dumps((fn, args, options, self._rounds))
+        # A store a run, so that nothing is left in it from the last one, and the parent's, so that no rank's death takes
+        # it away from the others.
+        store = dist.TCPStore("127.0.0.1", 0, None, True, PATIENCE, wait_for_workers=False)
+        work = cloudpickle.dumps((fn, args, options, store.port))
         results: dict[int, Any] = {}
         deadline = None if limit is None else time.monotonic() + limit
         for rank, pipe in enumerate(self._pipes):
@@ -156,7 +156,7 @@ def launch(
         return pool.run(fn, *args, fabric=fabric, timeout=timeout, **options)
 
 
-def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, nprocs: int, pipe: Connection) -> None:
     """What a rank's process does: run what comes through the pipe until it is told to stop."""
     torch.set_num_threads(1)
     os.environ.update(
@@ -165,10 +165,8 @@ def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
         WORLD_SIZE=str(nprocs),
         LOCAL_WORLD_SIZE=str(nprocs),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",  # the store is the parent's; no rank may open one on its port
     )
-    store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=60))
     while True:
         try:
             work = pipe.recv_bytes()
@@ -176,16 +174,17 @@ def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
             return
         if not work:
             return
-        pipe.send_bytes(_dumps(_attempt(work, store, rank, nprocs)))
+        pipe.send_bytes(_dumps(_attempt(work, rank, nprocs)))
 
 
-def _attempt(work: bytes, store: dist.Store, rank: int, nprocs: int) -> Any:
+def _attempt(work: bytes, rank: int, nprocs: int) -> Any:
     from .world import connect
 
     try:
-        fn, args, options, attempt = cloudpickle.loads(work)
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # gives torch.distributed a fresh part of the store
-        with connect(dist.PrefixStore(f"tricoll/{attempt}", store), rank, nprocs, **options) as communicator:
+        fn, args, options, port = cloudpickle.loads(work)
+        os.environ["MASTER_PORT"] = str(port)
+        store = dist.PrefixStore("tricoll", dist.TCPStore("127.0.0.1", port, None, False, PATIENCE))
+        with connect(store, rank, nprocs, **options) as communicator:
             return fn(communicator, *args)
     except BaseException as error:
         error.__cause__, error.__context__ = None, None
