@@ -44,6 +44,7 @@ class Call(NamedTuple):
     """What all steps of one channel of a kernel share. What is in capitals is known at compile time."""
 
     fingerprint: object
+    epoch: object  # 1 + the number of kernels that this channel has finished, so the same on all ranks
     timeout: object  # nanoseconds a wait
     abort: object  # the word in line 0 of this rank
     status: object  # this channel's status block
@@ -138,12 +139,17 @@ def _fail(call, code, peer, k, wanted, seen, waits_for):
 
 
 @jit
+def _wait(flag, generation, call):
+    return shmem.wait_until(flag, generation, call.abort, call.epoch, call.status + 7, call.timeout, call.MAPPED)
+
+
+@jit
 def acquire(tx, call, k):
     """Wait until message k may be written into its slot. Returns 1, or 0 if it gave up."""
     ok = 1
     # Orders the receiver's reads of message k - SLOTS, and with them the end of our put of it, before our writes.
     flag = tx.free + k % call.SLOTS
-    word = shmem.wait_until(flag, k // call.SLOTS, call.abort, call.status + 7, call.timeout, call.MAPPED)
+    word = _wait(flag, k // call.SLOTS, call)
     if word < 0:
         ok = _fail(call, 0 - word, tx.peer, k, k // call.SLOTS, shmem.load(flag), 0)
     shmem.barrier()  # hands what one thread has seen to all threads, before they write
@@ -168,7 +174,7 @@ def await_data(rx, call, k):
     wanted = _flag(call, k)
     # Orders the sender's writes of message k before our reads of it.
     flag = rx.ready + k % call.SLOTS
-    word = shmem.wait_until(flag, wanted >> 24, call.abort, call.status + 7, call.timeout, call.MAPPED)
+    word = _wait(flag, wanted >> 24, call)
     if word < 0:
         ok = _fail(call, 0 - word, rx.peer, k, wanted, shmem.load(flag), 1)
     elif word != wanted:
@@ -197,10 +203,13 @@ def _tell(end, call, cause):
 
 @jit
 def give_up(tx, rx, call, me):
-    """Pass the bad news on to both neighbours, so that nobody waits out its own timeout."""
+    """Pass the bad news on to both neighbours, so that nobody waits out its own timeout.
+
+    The epoch goes with it: a neighbour that is still in an earlier call can and must finish that one first.
+    """
     cause = shmem.load(call.abort)
-    if cause == 0:
-        cause = cause + me + 1  # this rank is the first to give up
+    if (cause == 0) | ((cause >> 16) > call.epoch):
+        cause = (call.epoch << 16) | (me + 1)  # this rank is the first to give up
     shmem.store(call.status + 6, cause)
     _tell(tx, call, cause)
     _tell(rx, call, cause)

@@ -64,10 +64,12 @@ def _hop(call, tx, rx, work, ok, first, window, k, source, target, OWN, RECV, KE
 
 
 @jit
-def _close(call, tx, rx, ok, counter, messages, me):
-    # Count what the links have carried, or pass on that this rank has given up.
+def _close(call, tx, rx, ok, counters, channels, messages, me):
+    # Count what the links have carried, and this kernel; or pass on that this rank has given up.
+    c = shmem.channel()
     if ok == 1:
-        shmem.store(counter, messages)
+        shmem.store(counters + c, messages)
+        shmem.store(counters + channels + c, call.epoch)
     else:
         link.give_up(tx, rx, call, me)
 
@@ -85,7 +87,9 @@ def all_reduce(
     if ALIGNED:
         chunk = chunk // 16 * 16
     c = shmem.channel()
-    call = link.Call(fingerprint, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
+    call = link.Call(
+        fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
+    )
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, call, WIRE)
     work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
@@ -118,7 +122,7 @@ def all_reduce(
         ok = _hop(
             call, tx, rx, work, ok, first, window, k + hops * window, at, at, False, True, True, False, "sum", BLOCK
         )
-    _close(call, tx, rx, ok, counters + c, base + hops * pieces, me)
+    _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)
 
 
 @jit
@@ -134,7 +138,9 @@ def reduce_scatter(
     if ALIGNED:
         chunk = chunk // 16 * 16
     c = shmem.channel()
-    call = link.Call(fingerprint, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
+    call = link.Call(
+        fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
+    )
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, call, WIRE)
     work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
@@ -155,7 +161,7 @@ def reduce_scatter(
         ok = _hop(
             call, tx, rx, work, ok, first, window, k + hops * window, chunk * me, 0, True, True, True, False, OP, BLOCK
         )
-    _close(call, tx, rx, ok, counters + c, base + hops * pieces, me)
+    _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)
 
 
 @jit
@@ -171,7 +177,9 @@ def all_gather(
     if ALIGNED:
         chunk = chunk // 16 * 16
     c = shmem.channel()
-    call = link.Call(fingerprint, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
+    call = link.Call(
+        fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
+    )
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, call, WIRE)
     work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
@@ -191,4 +199,4 @@ def all_gather(
         ok = _hop(
             call, tx, rx, work, ok, first, window, k + hops * window, 0, at, False, True, True, False, "sum", BLOCK
         )
-    _close(call, tx, rx, ok, counters + c, base + hops * pieces, me)
+    _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)

@@ -162,13 +162,13 @@ def _observe(flag, scratch, MAPPED: tl.constexpr):
     return word
 
 
-@jit(cpu=lambda flag, generation, abort, scratch, timeout, mapped: program().wait(flag, generation, abort, timeout))
-def wait_until(flag, generation, abort, scratch, timeout, MAPPED: tl.constexpr):
+@jit(cpu=lambda flag, generation, abort, epoch, *rest: program().wait(flag, generation, abort, epoch, rest[1]))
+def wait_until(flag, generation, abort, epoch, scratch, timeout, MAPPED: tl.constexpr):
     """Wait until the generation in a word is at least ``generation``; return the word.
 
-    Returns TIMED_OUT after ``timeout`` nanoseconds, and ABORTED when ``abort`` becomes non-zero first. Orders what the
-    sender did before setting the word before what the observing thread does next: follow it with :func:`barrier`
-    before other threads read.
+    Returns TIMED_OUT after ``timeout`` nanoseconds, and ABORTED if the word ``abort`` says first that another rank has
+    given up in this epoch or an earlier one. Orders what the sender did before setting the word before what the
+    observing thread does next: follow it with :func:`barrier` before other threads read.
     """
     word = _observe(flag, scratch, MAPPED)
     waiting = (word >> 24) < generation
@@ -178,7 +178,8 @@ def wait_until(flag, generation, abort, scratch, timeout, MAPPED: tl.constexpr):
             word = _observe(flag, scratch, MAPPED)
             waiting = (word >> 24) < generation
             if waiting:
-                if tl.atomic_add(abort, 0, sem="acquire", scope="sys") != 0:
+                told = tl.atomic_add(abort, 0, sem="acquire", scope="sys")
+                if (told != 0) & ((told >> 16) <= epoch):
                     word = word * 0 - 2
                     waiting = False
                 elif _uniform(cuda.globaltimer(), scratch) - start > timeout:

@@ -51,7 +51,7 @@ def _transfer(own, recv, out, send, n, world, OWN, RECV, KEEP, SEND, OP, BLOCK):
     else:
         total = v  # a plain copy: copy_ below converts, and no FP32 in between changes the bits
     if OP == "avg":
-        total.div_(world)
+        total.div_(torch.full((1,), world, dtype=total.dtype))  # by a number, PyTorch may multiply by its reciprocal
     if SEND:
         wire = cpu.write(send, n)
         wire.copy_(total)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import time
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,9 +77,9 @@ class Call:
 
     @property
     def fingerprint(self) -> int:
-        """24 bits, never 0."""
+        """24 bits."""
         digest = hashlib.blake2b(f"{self} {self.plan}".encode(), digest_size=3).digest()
-        return int.from_bytes(digest, "little") or 1
+        return int.from_bytes(digest, "little")
 
 
 class Communicator:
@@ -93,7 +95,7 @@ class Communicator:
             data = s.channels * s.slots * s.slot_bytes * (1 if s.mapped else 2)
             self._flag_words = link.LINE // 8 * (1 + 2 * s.channels)
             self._heap = fabric.allocate(self._flag_words * 8 + data)
-        self._counters = torch.zeros(settings.channels, dtype=torch.int64, device=fabric.device)
+        self._counters = torch.zeros(2 * settings.channels, dtype=torch.int64, device=fabric.device)
         self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
         self._control = Control(fabric, timeout)
 
@@ -222,28 +224,43 @@ class Communicator:
         try:
             call, x, out = self._prepare(collective, x, op, out, wire, algo, async_op)
         except (TypeError, ValueError) as error:
-            # Lets the others know that this rank takes no part, instead of letting them wait.
-            self._control.enter(f"{collective}: refused on this rank, {error}", wait=False)
+            self._refuse(f"{collective}: refused, {error}")
             raise
         result = x if out is None else out
         source = _plain(x)
         target = source if result is x else _plain(result)
-        try:
+        with self._unusable_after_failure():
             self._control.enter(str(call), wait=self._check and self.world_size > 1)
-            if self.world_size == 1:
-                target.copy_(source.to(call.wire)) if collective != "reduce_scatter" else target.copy_(source)
-            else:
+            if self.world_size > 1:
                 self._launch(call, source, target)
-        except CollectiveMismatch:
-            raise
-        except CollectiveError as error:
-            self._unusable = f"call {self._control.sequence} failed: {error}"
-            raise
+            else:  # nothing to send, but the same rounding as elsewhere
+                target.copy_(source if collective == "reduce_scatter" else source.to(call.wire))
         if target.data_ptr() != result.data_ptr():
             result.detach().copy_(target.view(result.shape))
         self._calls += 1
         self._seconds += time.perf_counter() - start
         return result
+
+    def _refuse(self, reason: str) -> None:
+        """Let the others know that this rank takes no part in a call, instead of letting them wait."""
+        with self._unusable_after_failure(), contextlib.suppress(CollectiveMismatch):
+            self._control.enter(reason, wait=False)
+            if not self._check and self.world_size > 1:
+                nothing = torch.empty(0, dtype=torch.uint8, device=self._fabric.device)
+                plan = dispatch.plan("all_reduce", 0, 1, self.world_size, self._settings)
+                self._launch(
+                    Call(reason, "sum", nothing.dtype, nothing.dtype, nothing.dtype, 0, plan), nothing, nothing
+                )
+
+    @contextlib.contextmanager
+    def _unusable_after_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except CollectiveMismatch:
+            raise
+        except CollectiveError as error:
+            self._unusable = f"call {self._control.sequence} failed: {error}"
+            raise
 
     def _prepare(
         self, collective: str, x: Any, op: Any, out: Any, wire: Any, algo: str, async_op: bool
@@ -302,7 +319,7 @@ class Communicator:
             "bases": self._heap.bases,
             "counters": self._counters,
             "status": self._status,
-            "numel": call.numel if call.collective == "all_reduce" else n * plan.chunk,
+            "numel": n * plan.chunk if call.collective in ("reduce_scatter", "all_gather") else call.numel,
             "chunk": plan.chunk,
             "piece": plan.piece,
             "pieces": plan.pieces,
@@ -320,7 +337,9 @@ class Communicator:
             "ALIGNED": plan.chunk % 16 == 0,
             "BLOCK": settings.block,
         }
-        self._fabric.launch(KERNELS[plan.algorithm, call.collective], settings.channels, arguments)
+        self._fabric.launch(
+            KERNELS.get((plan.algorithm, call.collective), ring.all_reduce), settings.channels, arguments
+        )
         status = self._status.tolist()
         failures = [Failure(c, *words[:7]) for c, words in enumerate(status) if words[0] != link.OK]
         if failures:

@@ -69,14 +69,18 @@ class Control:
         silent = self._others()
         self.fabric.pause(lambda: not self._still(silent, FAILED, self.sequence), GRACE)
         heard = {r: self.fabric.peek(r, FAILED) for r in range(self.fabric.world_size)}
-        seen = {r: Failure(**json.loads(text)) for r, (sequence, text) in heard.items() if sequence == self.sequence}
+        seen = {r: Failure(**json.loads(text)) for r, (sequence, text) in heard.items() if sequence >= self.sequence}
         if any(f.code == link.MISMATCH for f in seen.values()):
             calls = [self.fabric.peek(r, ENTERED[self.sequence % 2])[1] for r in range(self.fabric.world_size)]
             return CollectiveMismatch(self._differences(calls))
         reasons = "; ".join(f"rank {r}: {f}" for r, f in seen.items() if f.code != link.ABORTED)
-        return self._absence(
-            sorted(set(range(self.fabric.world_size)) - set(seen)), f"call {self.sequence}, {call}", reasons
-        )
+        what = f"call {self.sequence}, {call}"
+        silent = sorted(set(range(self.fabric.world_size)) - set(seen))
+        if mine.code == link.ABORTED and not silent:
+            return CollectiveTimeout(
+                f"rank {self.fabric.rank}, {what}: this rank came too late, others had given up ({reasons})"
+            )
+        return self._absence(silent, what, reasons)
 
     def _others(self) -> list[int]:
         return [r for r in range(self.fabric.world_size) if r != self.fabric.rank]

@@ -78,8 +78,8 @@ class Pool:
 
     def outcomes(self, fn: Callable[..., Any], *args: Any, limit: float | None = None, **options: Any) -> list[Any]:
         """Like :meth:`run`, but an exception takes the place of its rank's result."""
-        # A store a run, so that nothing is left in it from the last one, and the parent's, so that no rank's death takes
-        # it away from the others.
+        # A store a run, so that nothing is left in it from the last one. The parent has it, so that no rank's death
+        # takes it away from the others.
         store = dist.TCPStore("127.0.0.1", 0, None, True, PATIENCE, wait_for_workers=False)
         work = cloudpickle.dumps((fn, args, options, store.port))
         results: dict[int, Any] = {}

@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import triton.language as tl
 from triton._C.libtriton import interpreter as native
 from triton.runtime import interpreter
 
+from tricoll.kernels import shmem
 from tricoll.kernels.jit import Kernel, Pointer
 
 from .base import Counters, Heap
@@ -127,13 +128,27 @@ class CpuProgram:
     def signal(self, flag: Any, word: Any, pe: Any) -> None:
         raise NotImplementedError
 
-    def wait(self, flag: Any, generation: Any, abort: Any, timeout: Any) -> Any:
-        word = self.wait_word(address(flag), integer(generation), address(abort), integer(timeout))
+    def wait(self, flag: Any, generation: Any, abort: Any, epoch: Any, timeout: Any) -> Any:
+        wanted, where, told, until = integer(generation), address(flag), address(abort), integer(epoch)
+
+        def over() -> bool:
+            return peek_word(where) >> 24 >= wanted or 0 < peek_word(told) >> 16 <= until
+
+        if not over() and not self.block(over, integer(timeout) / 1e9):
+            word = shmem.TIMED_OUT
+        else:
+            word = load_word(where)
+            if word >> 24 < wanted:
+                word = shmem.ABORTED
+            self.seen(where)
         return _scalar(word) if self.interpreted else word
 
-    def wait_word(self, flag: int, generation: int, abort: int, timeout: int) -> int:
-        """Wait until the word at ``flag`` has at least ``generation``; TIMED_OUT or ABORTED if it does not."""
+    def block(self, over: Callable[[], bool], timeout: float) -> bool:
+        """Let others run until ``over()``; False if it does not come within ``timeout`` seconds."""
         raise NotImplementedError
+
+    def seen(self, flag: int) -> None:
+        """The word at ``flag`` has been waited for."""
 
 
 @contextlib.contextmanager

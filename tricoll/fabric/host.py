@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from tricoll.errors import CollectiveTimeout, HeapExhausted, PeerFailure
-from tricoll.kernels import jit, shmem
+from tricoll.kernels import jit
 from tricoll.kernels.jit import Kernel
 
 from .base import Counters, Heap
@@ -61,14 +61,8 @@ class HostProgram(CpuProgram):
         self.counters.add(0)
         store_word(self.elsewhere(flag, integer(pe)), integer(word))
 
-    def wait_word(self, flag: int, generation: int, abort: int, timeout: int) -> int:
-        def over() -> bool:
-            return peek_word(flag) >> 24 >= generation or peek_word(abort) != 0
-
-        if not over() and not self.fabric.poll(over, timeout / 1e9):
-            return shmem.TIMED_OUT
-        word = load_word(flag)
-        return word if word >> 24 >= generation else shmem.ABORTED
+    def block(self, over: Callable[[], bool], timeout: float) -> bool:
+        return self.fabric.poll(over, timeout)
 
 
 class HostFabric:

@@ -22,11 +22,11 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from tricoll.errors import CollectiveError, CollectiveTimeout, MemoryModelViolation
-from tricoll.kernels import jit, shmem
+from tricoll.kernels import jit
 from tricoll.kernels.jit import Kernel, Pointer
 
 from .base import Counters, Event, Heap, LinkProfile
-from .cpu import CpuProgram, address, byte_heap, convert, integer, interpreting, peek_word, store_word, tiles
+from .cpu import CpuProgram, address, byte_heap, convert, integer, interpreting, store_word, tiles
 
 MAX_EVENTS = 1_000_000
 
@@ -238,22 +238,21 @@ class SimProgram(CpuProgram):
         else:
             self.scheduler.deliver(len(self.scheduler.puts) - 1)
 
-    def wait_word(self, flag: int, generation: int, abort: int, timeout: int) -> int:
+    def wait(self, *arguments: Any) -> Any:
         self.scheduler.step_aside()
-        there = self.scheduler.block(lambda: peek_word(flag) >> 24 >= generation or peek_word(abort) != 0)
         self.acquired = True
+        return super().wait(*arguments)
+
+    def block(self, over: Callable[[], bool], timeout: float) -> bool:
+        return self.scheduler.block(over)
+
+    def seen(self, flag: int) -> None:
         key = (self.rank, self.channel)
-        if not there:
-            return shmem.TIMED_OUT
-        word = peek_word(flag)
-        if word >> 24 < generation:
-            return shmem.ABORTED
         now, arrival = self.world.clock[key], self.world.arrival.get(flag, 0.0)
         if arrival > now:
             self.world.clock[key] = arrival
             if len(self.world.trace) < MAX_EVENTS:
                 self.world.trace.append(Event("wait", self.rank, self.channel, self.rank, 0, now, arrival, arrival))
-        return word
 
 
 class SimFabric:
