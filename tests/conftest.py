@@ -1,0 +1,85 @@
+"""What the tests share: pools of ranks, hypothesis profiles, skips with reasons, a look at /dev/shm, and a tally."""
+
+import collections
+import functools
+import os
+import time
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+import tricoll
+from tricoll.launch import Pool
+
+# HYPOTHESIS_PROFILE=thorough for a long search with new examples each time; ci draws the same ones every run.
+common = {"deadline": None, "print_blob": True, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **common)
+hypothesis.settings.register_profile("thorough", max_examples=2000, **common)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+TALLY = collections.Counter()
+
+
+def pytest_collection_modifyitems(items):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in items:
+        if item.get_closest_marker("multigpu") and gpus < 2:
+            item.add_marker(pytest.mark.skip(reason=f"needs two CUDA GPUs; this machine has {gpus}"))
+        elif item.get_closest_marker("gpu") and not gpus:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU: torch.cuda.is_available() is False"))
+
+
+def pytest_terminal_summary(terminalreporter):
+    if TALLY:
+        terminalreporter.section("simulator")
+        terminalreporter.write_line(", ".join(f"{what}: {count:,}" for what, count in sorted(TALLY.items())))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_new_name_in_shm():
+    """Fails the session if it leaves something in /dev/shm."""
+    folder = Path("/dev/shm")
+    names = lambda: {p.name for p in folder.iterdir()} if folder.is_dir() else set()
+    before = names()
+    yield
+    deadline = time.monotonic() + 5
+    while (left := names() - before) and time.monotonic() < deadline:  # another program may come and go
+        time.sleep(0.1)
+    assert not left, f"the tests left {sorted(left)} in {folder}"
+
+
+@pytest.fixture(scope="session")
+def pool(no_new_name_in_shm):
+    """``pool(n)`` is a pool of n ranks, shared by all tests; a new one if a test has killed one of its ranks."""
+    pools: dict[int, Pool] = {}
+
+    def get(nprocs: int) -> Pool:
+        if nprocs in pools and not pools[nprocs].alive:
+            pools.pop(nprocs).close()
+        if nprocs not in pools:
+            pools[nprocs] = Pool(nprocs)
+        return pools[nprocs]
+
+    yield get
+    for each in pools.values():
+        each.close()
+
+
+@pytest.fixture(scope="session")
+def tally():
+    """A Counter of what was simulated; shown at the end."""
+    return TALLY
+
+
+@pytest.fixture(scope="session")
+def simulate():
+    """:func:`tricoll.simulate`, counted."""
+
+    @functools.wraps(tricoll.simulate)
+    def counted(*args, **kwargs):
+        TALLY["schedules"] += 1
+        return tricoll.simulate(*args, **kwargs)
+
+    return counted
