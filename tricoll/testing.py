@@ -172,7 +172,10 @@ def make_inputs(
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, seed: int, rank: int) -> Tensor:
-    own = torch.Generator().manual_seed(seed * 64 + rank)
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}; it can be one of {KINDS}")
+    # Kinds must not share random numbers, or "mixed" would choose an element's kind by its value.
+    own = torch.Generator().manual_seed((seed * 4096 + rank) * len(KINDS) + KINDS.index(kind))
     everyone = torch.Generator().manual_seed(seed)
     if kind == "mixed":
         each = [_values(shape, dtype, k, seed, rank) for k in KINDS[:-1]]
@@ -200,11 +203,9 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, seed: int, ra
     if kind == "cancelling":
         large = torch.randn(shape, generator=everyone) * 2.0 ** torch.randint(0, 14, shape, generator=everyone)
         return (large * (-1) ** rank + torch.randn(shape, generator=own)).to(dtype)
-    if kind == "huge":
-        x = 0.2 + 0.8 * torch.rand(shape, generator=own, dtype=torch.float64)
-        sign = torch.randint(0, 2, shape, generator=own) * 2 - 1
-        return (x * sign * torch.finfo(dtype).max).to(dtype)
-    raise ValueError(f"kind is {kind!r}; it can be one of {KINDS}")
+    x = 0.2 + 0.8 * torch.rand(shape, generator=own, dtype=torch.float64)  # "huge"
+    sign = torch.randint(0, 2, shape, generator=own) * 2 - 1
+    return (x * sign * torch.finfo(dtype).max).to(dtype)
 
 
 def _specials(dtype: torch.dtype) -> list[float]:
