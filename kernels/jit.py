@@ -72,7 +72,9 @@ class Pointer:
     @classmethod
     def to(cls, tensor: torch.Tensor) -> Pointer:
         """The address of the first element of a contiguous tensor."""
-        return cls(tensor.detach().reshape(-1).view(torch.uint8), 0, tl.pointer_type(TRITON[tensor.dtype]))
+        # A lone element counts as contiguous whatever its stride.
+        flat = tensor.detach().as_strided((tensor.numel(),), (1,))
+        return cls(flat.view(torch.uint8), 0, tl.pointer_type(TRITON[tensor.dtype]))
 
     def __add__(self, elements: int) -> Pointer:
         nbytes = elements * (self.dtype.element_ty.primitive_bitwidth // 8)

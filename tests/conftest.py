@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tricoll
-from tricoll.launch import Pool
+from tricoll.pool import Pool
 
 # HYPOTHESIS_PROFILE=thorough for a long search with new examples each time; ci draws the same ones every run.
 common = {"deadline": None, "print_blob": True, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}

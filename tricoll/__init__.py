@@ -23,7 +23,7 @@ from .errors import (
 )
 from .fabric.base import LinkProfile
 from .fabric.sim import Simulation
-from .launch import launch
+from .pool import launch
 from .world import destroy, init, simulate
 
 __version__ = "0.1.0"

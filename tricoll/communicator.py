@@ -230,7 +230,7 @@ class Communicator:
         source = _plain(x)
         target = source if result is x else _plain(result)
         with self._unusable_after_failure():
-            self._control.enter(str(call), wait=self._check and self.world_size > 1)
+            self._control.enter(str(call), wait=self._check)
             if self.world_size > 1:
                 self._launch(call, source, target)
             else:  # nothing to send, but the same rounding as elsewhere

@@ -49,6 +49,8 @@ class Control:
         """Say that this rank begins its next call. With ``wait``, return when all ranks have begun the same one."""
         self.sequence += 1
         self.fabric.sequence = self.sequence
+        if self.fabric.world_size == 1:
+            return  # nobody to tell
         slot = ENTERED[self.sequence % 2]
         self.fabric.post(slot, self.sequence, call)
         if wait:
@@ -78,7 +80,7 @@ class Control:
         silent = sorted(set(range(self.fabric.world_size)) - set(seen))
         if mine.code == link.ABORTED and not silent:
             return CollectiveTimeout(
-                f"rank {self.fabric.rank}, {what}: this rank came too late, others had given up ({reasons})"
+                f"rank {self.fabric.rank}, {what}: others gave up waiting first ({reasons})"
             )
         return self._absence(silent, what, reasons)
 

@@ -32,6 +32,7 @@ def init(
     slot_bytes: int | None = None,
     window: int | None = None,
     block: int | None = None,
+    tiles: str | None = None,
 ) -> Communicator:
     """Make a communicator. Collective: every rank of the group must call it. The first becomes the default.
 
@@ -46,6 +47,7 @@ def init(
             mapped.
         channels, slots, slot_bytes, window, block: the shape of the links, for experts and tests; each also as
             TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
+        tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
     Raises:
         CollectiveTimeout: ranks are missing; it says which.
@@ -68,6 +70,7 @@ def init(
         slot_bytes=slot_bytes,
         window=window,
         block=block,
+        tiles=tiles,
     )
     if _default is None:
         _default = communicator
@@ -81,6 +84,7 @@ def connect(
     fabric: str = "auto",
     timeout: float = 30.0,
     check: bool = True,
+    tiles: str | None = None,
     **settings: Any,
 ) -> Communicator:
     """Make a communicator of ranks that share a store (with a prefix that nobody else uses). See :func:`init`."""
@@ -89,7 +93,7 @@ def connect(
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
     chosen = settings_for("host", **settings)
-    host = HostFabric(store, rank, world_size, timeout)
+    host = HostFabric(store, rank, world_size, timeout, tiles)
     try:
         return Communicator(host, chosen, timeout, check)
     except BaseException:

@@ -72,10 +72,10 @@ class HostFabric:
     channels = 1
     device = torch.device("cpu")
 
-    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
-        """``store`` is a ``torch.distributed`` store that all ranks share, with a prefix of their own."""
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float, choice: str | None = None) -> None:
+        """``store`` is a ``torch.distributed`` store of these ranks alone; ``choice`` is for :func:`tiles`."""
         self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
-        self.interpreted = tiles() == "triton"
+        self.interpreted = tiles(choice) == "triton"
         self.counters = Counters()
         self.scratch: dict[torch.dtype, torch.Tensor] = {}
         self.sequence = 0

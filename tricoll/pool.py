@@ -39,12 +39,15 @@ class Pool:
             raise ValueError(f"nprocs is {nprocs}; it must be at least 1")
         self.nprocs = nprocs
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tricoll.launch", "tricoll.world"])
+        context.set_forkserver_preload(["tricoll.pool", "tricoll.world"])
+        # The parent keeps the store, so that no rank's death takes it away from the others.
+        self._store = dist.TCPStore("127.0.0.1", 0, None, True, PATIENCE, wait_for_workers=False)
+        self._rounds = 0
         self._pipes: list[Connection] = []
         self._processes = []
         for rank in range(nprocs):
             ours, theirs = context.Pipe()
-            arguments = (rank, nprocs, theirs)
+            arguments = (rank, nprocs, self._store.port, theirs)
             process = context.Process(target=_serve, args=arguments, daemon=True, name=f"tricoll rank {rank}")
             process.start()
             theirs.close()
@@ -78,10 +81,9 @@ class Pool:
 
     def outcomes(self, fn: Callable[..., Any], *args: Any, limit: float | None = None, **options: Any) -> list[Any]:
         """Like :meth:`run`, but an exception takes the place of its rank's result."""
-        # A store a run, so that nothing is left in it from the last one. The parent has it, so that no rank's death
-        # takes it away from the others.
-        store = dist.TCPStore("127.0.0.1", 0, None, True, PATIENCE, wait_for_workers=False)
-        work = cloudpickle.dumps((fn, args, options, store.port))
+        self._clear_store()
+        self._rounds += 1
+        work = cloudpickle.dumps((fn, args, options, self._rounds))
         results: dict[int, Any] = {}
         deadline = None if limit is None else time.monotonic() + limit
         for rank, pipe in enumerate(self._pipes):
@@ -104,6 +106,12 @@ class Pool:
                     self._processes[rank].kill()
                     results[rank] = RankError(f"rank {rank} was killed: it had not finished after {limit:g} s")
         return [results[r] for r in range(self.nprocs)]
+
+    def _clear_store(self) -> None:
+        # torch.distributed finds its peers by fixed keys, and would find those of the last run.
+        if hasattr(self._store, "list_keys"):  # PyTorch before 2.10 has no such call: one init_process_group a pool
+            for key in self._store.list_keys():
+                self._store.delete_key(key)
 
     def _end(self, rank: int) -> str:
         self._processes[rank].join(STOP_AFTER)
@@ -156,7 +164,7 @@ def launch(
         return pool.run(fn, *args, fabric=fabric, timeout=timeout, **options)
 
 
-def _serve(rank: int, nprocs: int, pipe: Connection) -> None:
+def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
     """What a rank's process does: run what comes through the pipe until it is told to stop."""
     torch.set_num_threads(1)
     os.environ.update(
@@ -165,8 +173,10 @@ def _serve(rank: int, nprocs: int, pipe: Connection) -> None:
         WORLD_SIZE=str(nprocs),
         LOCAL_WORLD_SIZE=str(nprocs),
         MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
         TORCHELASTIC_USE_AGENT_STORE="True",  # the store is the parent's; no rank may open one on its port
     )
+    store = dist.TCPStore("127.0.0.1", port, None, False, PATIENCE)
     while True:
         try:
             work = pipe.recv_bytes()
@@ -174,17 +184,15 @@ def _serve(rank: int, nprocs: int, pipe: Connection) -> None:
             return
         if not work:
             return
-        pipe.send_bytes(_dumps(_attempt(work, rank, nprocs)))
+        pipe.send_bytes(_dumps(_attempt(work, store, rank, nprocs)))
 
 
-def _attempt(work: bytes, rank: int, nprocs: int) -> Any:
+def _attempt(work: bytes, store: dist.Store, rank: int, nprocs: int) -> Any:
     from .world import connect
 
     try:
-        fn, args, options, port = cloudpickle.loads(work)
-        os.environ["MASTER_PORT"] = str(port)
-        store = dist.PrefixStore("tricoll", dist.TCPStore("127.0.0.1", port, None, False, PATIENCE))
-        with connect(store, rank, nprocs, **options) as communicator:
+        fn, args, options, attempt = cloudpickle.loads(work)
+        with connect(dist.PrefixStore(f"launch/{attempt}", store), rank, nprocs, **options) as communicator:
             return fn(communicator, *args)
     except BaseException as error:
         error.__cause__, error.__context__ = None, None
