@@ -164,6 +164,8 @@ class SimProgram(CpuProgram):
     def __init__(self, world: World, channel: int, rank: int, heaps: list[torch.Tensor], counters: Counters) -> None:
         super().__init__(channel, rank, heaps, world.interpreted, counters)
         self.world, self.scheduler = world, world.scheduler
+        start = heaps[rank].data_ptr()
+        self.own = range(start, start + heaps[rank].numel())  # this rank's heap, by address: pointers are to views of it
         self.stores: list[tuple[Pointer, torch.Tensor]] = []  # to mapped peers, not yet visible there
         self.unfenced = 0  # how many of them were made after the last barrier
         self.staged = False  # own heap written since the last barrier
@@ -176,19 +178,21 @@ class SimProgram(CpuProgram):
         self.unfenced, self.staged, self.looked, self.acquired = 0, False, False, False
 
     def read(self, pointer: Pointer, count: int) -> torch.Tensor:
-        if pointer.memory is self.heaps[self.rank]:
+        if pointer.address in self.own:
             if self.acquired:
                 self.violation("reads a slot after the flag, but without a CTA barrier in between")
             self.looked = True
         return pointer.view(count)
 
     def write(self, pointer: Pointer, count: int) -> torch.Tensor:
+        if self.acquired and (pointer.pe is not None or pointer.address in self.own):
+            self.violation("writes a slot after the flag, but without a CTA barrier in between")
         if pointer.pe is not None and self.scheduler.adversarial:
             hidden = torch.empty_like(pointer.view(count))
             self.stores.append((pointer, hidden))
             self.unfenced += 1
             return hidden
-        if pointer.memory is self.heaps[self.rank]:
+        if pointer.address in self.own:
             self.staged = True
         return pointer.view(count)
 
