@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -166,6 +167,7 @@ def launch(
 
 def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
     """What a rank's process does: run what comes through the pipe until it is told to stop."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),
@@ -185,6 +187,13 @@ def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
         if not work:
             return
         pipe.send_bytes(_dumps(_attempt(work, store, rank, nprocs)))
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)  # whatever this rank is waiting for, nobody wants it any more
 
 
 def _attempt(work: bytes, store: dist.Store, rank: int, nprocs: int) -> Any:

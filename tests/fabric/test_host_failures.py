@@ -311,3 +311,33 @@ def test_a_rank_that_hangs_is_ended(pool):
     """A limit on a pool's run: the rank is killed and the pool says so."""
     outcomes = pool(2).outcomes(lambda comm: time.sleep(60) if comm.rank else "done", limit=1.0)
     assert outcomes[0] == "done" and isinstance(outcomes[1], RankError)
+
+
+def test_ranks_end_with_their_parent(tmp_path):
+    """A killed parent leaves no process behind, even if a rank is busy."""
+    script = """
+import os, signal, time, tricoll
+def work(comm):
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+if __name__ == "__main__":
+    tricoll.launch(work, 2)
+"""
+    (tmp_path / "script.py").write_text(script)
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], stdout=subprocess.PIPE, text=True)
+    pids = [int(parent.stdout.readline()) for _ in range(2)]
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 5
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid):
+    """Whether a process runs; a zombie does not."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
