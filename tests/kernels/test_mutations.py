@@ -1,0 +1,383 @@
+"""Every wait, release, flag and barrier of the link protocol is needed: without any one of them, a scenario fails.
+
+A mutant is a device function with a changed text, put in the place of the real one while the simulator runs. Each is
+named, says on which links it is wrong, and is killed by one of the scenarios below, all of which the real code passes.
+"""
+
+import inspect
+import random
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import tricoll
+from tricoll import communicator, testing
+from tricoll.fabric import sim
+from tricoll.kernels import link, ring, tiles
+
+LINKS = ("mapped", "put")
+
+
+# Scenarios. Each raises if anything is wrong.
+
+
+def stream(simulate, kind, seeds=100):
+    """Calls of all collectives, back to back under many schedules: the oracle's bits on all ranks."""
+    for seed in range(seeds):
+        chance = random.Random(seed)
+        n = chance.choice((2, 3, 4))
+        window = chance.choice((1, 1, 2))
+        settings = {
+            "link": kind,
+            "channels": chance.choice((1, 2)),
+            "window": window,
+            "slots": window + chance.choice((1, 1, 2)),
+            "slot_bytes": 128,
+            "block": 16,
+        }
+        calls = []
+        for k in range(chance.choice((2, 3, 4))):
+            collective = chance.choice(("all_reduce", "all_reduce", "reduce_scatter", "all_gather"))
+            count = chance.choice((5, 40, 90, 200, 600)) // (n if collective == "all_gather" else 1)
+            shape = (count // n * n,) if collective == "reduce_scatter" else (count,)
+            op = chance.choice(("sum", "avg"))
+            calls.append((collective, op, testing.make_inputs(n, shape, torch.float32, "random", 100 * seed + k)))
+
+        def every_call(comm):
+            return [
+                comm.all_gather(x[comm.rank], wire="bf16")
+                if collective == "all_gather"
+                else getattr(comm, collective)(x[comm.rank].clone(), op, wire="bf16")
+                for collective, op, x in calls
+            ]
+
+        results = simulate(every_call, n, seed=seed, **settings).results
+        for k, (collective, op, inputs) in enumerate(calls):
+            outputs = [ranks[k] for ranks in results]
+            if collective == "all_gather":
+                testing.check_all_gather(outputs, inputs, torch.bfloat16)
+            else:
+                getattr(testing, f"check_{collective}")(outputs, inputs, op, torch.bfloat16)
+
+
+def mismatch(simulate, kind, seeds=60):
+    """Calls that differ are known as such to all ranks, without anybody's timeout; the calls around them work.
+
+    Ranks are late at random, so that some are still in the call before when they are told.
+    """
+    for seed in range(seeds):
+        n, late = 2 + seed % 4, random.Random(seed)
+        bad = {1, 3, 4}
+        pauses = [[late.choice((0, 0, 50)) for _ in range(n)] for _ in range(6)]
+        deadlocks = []
+
+        def calls(comm):
+            for k in range(6):
+                for _ in range(pauses[k][comm.rank]):
+                    comm._fabric.world.scheduler.step_aside()
+                x = torch.full((90,), comm.rank + 1.0 + k)
+                if k in bad:
+                    with pytest.raises(tricoll.CollectiveMismatch, match=r"float32\[(89|90)\].*float32\[(89|90)\]"):
+                        comm.all_reduce(x[: 89 if comm.rank == k % n else 90])
+                else:
+                    assert comm.all_reduce(x).unique().tolist() == [n * (n + 1) / 2 + n * k]
+            deadlocks.extend(comm._fabric.world.scheduler.deadlock)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sim, "Scheduler", Uneven)
+            simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=128)
+        assert not deadlocks, f"waited for a timeout: {deadlocks}"
+
+
+def absence(simulate, kind, seeds=8):
+    """A rank that leaves after the first call: the others learn who waits for whom, and for what."""
+    for seed in range(seeds):
+        n, absent = 4, seed % 4
+        right, left = (absent + 1) % n, (absent - 1) % n
+        for rank, (text, _) in left_alone(simulate, kind, n, absent, seed).items():
+            assert f"rank {rank}, call 2, all_reduce(float32[200]" in text and f"ranks [{absent}] are gone" in text
+            assert f"rank {right}: channel 0 waited for data from rank {absent} (message 6, wanted 0x4" in text
+            assert f"rank {left}: channel 0 waited for a free slot from rank {absent} (message 8, wanted 0x4" in text
+            assert "saw 0x3" in text
+
+
+def impatience(simulate, kind, seeds=20):
+    """One rank's timeout comes first: all others are told, on both sides of the rank that is missing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sim, "Scheduler", OneTimesOut)
+        for seed in range(seeds):
+            n, absent = 3 + seed % 3, seed % 3
+            status = {rank: status for rank, (_, status) in left_alone(simulate, kind, n, absent, seed).items()}
+            first = [rank for rank, words in status.items() if words[0] == link.TIMED_OUT]
+            assert len(first) == 1 and [s[0] for s in status.values()].count(link.ABORTED) == n - 2, status
+            assert {words[6] for words in status.values()} == {2 << 16 | first[0] + 1}  # in the second call
+
+
+def left_alone(simulate, kind, n, absent, seed):
+    """{rank: (what it is told, its status block)} after a call without one of the ranks."""
+
+    def calls(comm):
+        comm.all_reduce(torch.ones(8))
+        if comm.rank == absent:
+            return None
+        with pytest.raises(tricoll.PeerFailure) as caught:
+            comm.all_reduce(torch.ones(200))
+        return str(caught.value), comm._status[0].tolist()
+
+    results = simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=1024).results
+    return {rank: result for rank, result in enumerate(results) if rank != absent}
+
+
+class Uneven(sim.Scheduler):
+    """Some tasks and some deliveries are much slower than others, so that ranks are further apart."""
+
+    one_times_out = False
+
+    def run(self):
+        eager, pace = self.random.choice((0.02, 0.1, 0.4, 0.8)), {}
+        while self.tasks:
+            runnable = [t for t in self.tasks if t.ready is None or t.ready()]
+            if self.puts and (not runnable or self.random.random() < eager):
+                self.deliver(self.random.randrange(len(self.puts)))
+            elif runnable:
+                paces = [pace.setdefault(t.name, self.random.choice((1.0, 1.0, 0.02))) for t in runnable]
+                self.switch(self.random.choices(runnable, paces)[0])
+            else:
+                self.deadlock = self.deadlock or [t.name for t in self.tasks]
+                for task in [self.random.choice(self.tasks)] if self.one_times_out else list(self.tasks):
+                    task.give_up = True
+                    self.switch(task)
+        while self.puts:
+            self.deliver(0)
+
+
+class OneTimesOut(Uneven):
+    """When nobody can go on, the wait of one task times out, and not that of all."""
+
+    one_times_out = True
+
+
+SCENARIOS = (stream, mismatch, absence, impatience)
+
+
+# Mutants.
+
+
+class Mutant(NamedTuple):
+    """What is changed: for each device function, old text and new text, once or more often."""
+
+    name: str
+    changes: dict  # device function: [(old, new), ...]
+    scenario: object = stream
+    links: tuple = LINKS
+
+
+KERNELS = (ring.all_reduce, ring.reduce_scatter, ring.all_gather)
+RELEASE = "            if RECV:\n                link.release(rx, call, received)\n"
+PUBLISH = (
+    "            if SEND:\n"
+    "                link.publish(tx, call, sent, n * (send.dtype.element_ty.primitive_bitwidth // 8))\n"
+)
+TRANSFER = "            transfer(own, recv, out, send, n, work.world, OWN, RECV, KEEP, SEND, OP, BLOCK)\n"
+PUT = "shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)"
+
+MUTANTS = [
+    # Waits.
+    Mutant("acquire does not wait", {link.acquire: [("_wait(flag, k // call.SLOTS, call)", "0")]}),
+    Mutant("await_data does not wait", {link.await_data: [("_wait(flag, wanted >> 24, call)", "wanted")]}),
+    Mutant("await_data looks once", {link.await_data: [("_wait(flag, wanted >> 24, call)", "shmem.load(flag)")]}),
+    # Releases.
+    Mutant("no release", {ring._hop: [(RELEASE, "")]}),
+    Mutant("release before reading", {ring._hop: [(RELEASE, ""), (TRANSFER, RELEASE + TRANSFER)]}),
+    Mutant(
+        "release another slot", {link.release: [("rx.free + k % call.SLOTS", "rx.free + (k + 1) % call.SLOTS")] * 2}
+    ),
+    # Data and flag.
+    Mutant("publish before writing", {ring._hop: [(PUBLISH, ""), (TRANSFER, PUBLISH + TRANSFER)]}),
+    Mutant("no publish", {ring._hop: [(PUBLISH, "")]}),
+    Mutant("data without the flag", {link.publish: [("_flag(call, k)", "0")] * 2}),
+    Mutant(
+        "flag without the data",
+        {link.publish: [(PUT, "shmem.signal(tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)")]},
+        links=("put",),
+    ),
+    Mutant(
+        "flag apart from the data",
+        {
+            link.publish: [
+                (
+                    PUT,
+                    "shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.abort + 15, 1, tx.peer); "
+                    "shmem.signal(tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)",
+                )
+            ]
+        },
+        links=("put",),
+    ),
+    # Generations.
+    Mutant("flags are one generation ahead", {link._flag: [("+ 1)", "+ 2)")]}),
+    Mutant("flags are one generation behind", {link._flag: [("+ 1)", "+ 0)")]}),
+    Mutant(
+        "acquire waits for one generation less",
+        {link.acquire: [("(flag, k // call.SLOTS,", "(flag, k // call.SLOTS - 1,")]},
+    ),
+    Mutant(
+        "acquire waits for one generation more",
+        {link.acquire: [("(flag, k // call.SLOTS,", "(flag, k // call.SLOTS + 1,")]},
+    ),
+    Mutant("await_data waits for one generation less", {link.await_data: [("wanted >> 24", "(wanted >> 24) - 1")]}),
+    Mutant("await_data waits for one generation more", {link.await_data: [("wanted >> 24", "(wanted >> 24) + 1")]}),
+    Mutant("publish says one generation less", {link.publish: [("_flag(call, k)", "_flag(call, k - call.SLOTS)")] * 2}),
+    Mutant("publish says one generation more", {link.publish: [("_flag(call, k)", "_flag(call, k + call.SLOTS)")] * 2}),
+    Mutant("release says one generation less", {link.release: [("_flag(call, k)", "_flag(call, k - call.SLOTS)")] * 2}),
+    Mutant("release says one generation more", {link.release: [("_flag(call, k)", "_flag(call, k + call.SLOTS)")] * 2}),
+    Mutant(
+        "one counter for all slots",
+        {
+            link._flag: [("k // call.SLOTS + 1", "k + 1")],
+            link.publish: [("tx.ready + k % call.SLOTS", "tx.ready")] * 2,
+            link.release: [("rx.free + k % call.SLOTS", "rx.free")] * 2,
+            link.acquire: [
+                ("tx.free + k % call.SLOTS", "tx.free"),
+                ("(flag, k // call.SLOTS,", "(flag, k + 1 - call.SLOTS,"),
+            ],
+            link.await_data: [
+                ("rx.ready + k % call.SLOTS", "rx.ready"),
+                ("word != wanted", "(word & 0xFFFFFF) != call.fingerprint"),
+            ],
+        },
+        links=("put",),  # the stores to a mapped peer are seen in order
+    ),
+    # Barriers of the CTA.
+    Mutant("no barrier in acquire", {link.acquire: [("shmem.barrier()", "pass")]}),
+    Mutant("no barrier in publish", {link.publish: [("shmem.barrier()", "pass")]}),
+    Mutant("no barrier in await_data", {link.await_data: [("shmem.barrier()", "pass")]}),
+    Mutant("no barrier in release", {link.release: [("shmem.barrier()", "pass")]}),
+    # Slots.
+    Mutant(
+        "one staging slot",
+        {
+            ring._hop: [("link.slot(tx, call, sent)", "link.slot(tx, call, 0)")],
+            link.publish: [("slot(tx, call, k)", "slot(tx, call, 0)")],
+        },
+        links=("put",),
+    ),
+    Mutant("staging in the peer's slots", {link.sender: [("_slots(heap, 1,", "_slots(heap, 0,")]}, links=("put",)),
+    Mutant(
+        "one slot of the peer", {link.publish: [("tx.dest + k % call.SLOTS * call.SLOT", "tx.dest")]}, links=("put",)
+    ),
+    Mutant("channels share slots", {link._slots: [("area * links + index", "area * links")]}),
+    Mutant("channels share ready words", {link._ready: [("2 * index", "0 * index")]}),
+    Mutant("channels share free words", {link._free: [("2 * index", "0 * index")]}),
+    Mutant("ready and free are one word", {link._free: [("(2 + 2", "(1 + 2")]}),
+    Mutant("messages of one slot are not told apart", {link.slot: [("k % call.SLOTS", "k % 1")]}),
+    # Calls.
+    Mutant("the fingerprint is not checked", {link.await_data: [("word != wanted", "False")]}, mismatch),
+    Mutant("a mismatch is not fatal", {link.await_data: [("ok = _fail(call, 3,", "_fail(call, 3,")]}, mismatch),
+    Mutant("nobody is told", {ring._close: [("link.give_up(tx, rx, call, me)", "pass")]}, mismatch),
+    Mutant("the right neighbour is not told", {link.give_up: [("_tell(tx, call, cause)", "pass")]}, impatience),
+    Mutant("the left neighbour is not told", {link.give_up: [("_tell(rx, call, cause)", "pass")]}, impatience),
+    Mutant("neighbours are told of no epoch", {link.give_up: [("(call.epoch << 16)", "(1 << 16)")]}, mismatch),
+    Mutant("epochs are not counted", {ring._close: [("channels + c, call.epoch)", "channels + c, 0)")]}, mismatch),
+    Mutant("giving up without a reason", {link._fail: [("shmem.store(call.status, code)", "pass")]}, mismatch),
+    Mutant("a timeout is not fatal", {link._fail: [("return 0", "return 1")]}, absence),
+    Mutant(
+        "the peer is not named", {link._fail: [("store(call.status + 1, peer)", "store(call.status + 1, 0)")]}, absence
+    ),
+    Mutant("the message is not named", {link._fail: [("shmem.store(call.status + 2, k)", "pass")]}, absence),
+    Mutant("what was wanted is not named", {link._fail: [("shmem.store(call.status + 3, wanted)", "pass")]}, absence),
+    Mutant("what was seen is not named", {link._fail: [("shmem.store(call.status + 4, seen)", "pass")]}, absence),
+    Mutant("data or slot is not named", {link._fail: [("shmem.store(call.status + 5, waits_for)", "pass")]}, absence),
+    Mutant(
+        "the first to give up is not named",
+        {link.give_up: [("shmem.store(call.status + 6, cause)", "pass")]},
+        impatience,
+    ),
+    # The ring.
+    Mutant("messages are not counted", {ring._close: [("shmem.store(counters + c, messages)", "pass")]}),
+    Mutant(
+        "one message too few is counted", {k: [("base + hops * pieces", "base + hops * pieces - 1")] for k in KERNELS}
+    ),
+    Mutant(
+        "sent to the rank after next",
+        {k: [("me, (me + 1) % world, channels", "me, (me + 2) % world, channels")] for k in KERNELS},
+    ),
+    Mutant(
+        "received from the rank before last",
+        {k: [("(me + world - 1) % world, channels", "(me + world - 2) % world, channels")] for k in KERNELS},
+    ),
+    Mutant("the window is one message out", {ring._hop: [("sent - window", "sent - window + 1")]}),
+    Mutant("later pieces start over", {k: [("k = base + hops * first", "k = base")] for k in KERNELS}),
+    Mutant("a partial window counts as a whole one", {k: [("min(WINDOW, pieces - first)", "WINDOW")] for k in KERNELS}),
+    Mutant(
+        "steps are one message apart",
+        {k: [("k + step * window", "k + step")] for k in (ring.reduce_scatter, ring.all_gather)},
+    ),
+    Mutant(
+        "the sum goes round the other way",
+        {
+            ring.all_reduce: [
+                (
+                    "for step in range(1, world - 1):\n            at = chunk * ((me + 2 * world - 1 - step) % world)",
+                    "for step in range(1, world - 1):\n            at = chunk * ((me + step) % world)",
+                )
+            ]
+        },
+    ),
+    Mutant("another rank's chunk is kept", {ring.all_reduce: [("at = chunk * me", "at = chunk * ((me + 1) % world)")]}),
+    Mutant("averages divide at every hop", {ring._hop: [(TRANSFER, TRANSFER.replace("OP, BLOCK", "'avg', BLOCK"))]}),
+    Mutant("averages do not divide", {ring._hop: [(TRANSFER, TRANSFER.replace("OP, BLOCK", "'sum', BLOCK"))]}),
+    Mutant("the owner keeps more bits than it sends", {tiles.transfer: [("        total = wire\n", "")]}),
+    Mutant(
+        "padding is worked on",
+        {
+            ring._hop: [
+                ("max(min(min(work.piece, work.chunk - at), work.total - max(source, target) - at), 0)", "work.piece")
+            ]
+        },
+    ),
+    Mutant("a chunk runs into the next", {ring._hop: [("min(work.piece, work.chunk - at)", "work.piece")]}),
+    Mutant("work goes on after a failure", {ring._hop: [("if ok == 1:", "if True:")] * 3}, mismatch),
+]
+
+
+def mutated(kernel, changes):
+    """The device function with another text, as a Python function."""
+    source = inspect.getsource(kernel.twin)
+    source = source[source.index("def ") :]
+    for old, new in dict.fromkeys(changes):  # listed as often as it occurs
+        assert source.count(old) == changes.count((old, new)), f"{old!r} occurs {source.count(old)} times in:\n{source}"
+        source = source.replace(old, new)
+    made = {}
+    exec(compile(source, f"<mutant of {kernel.fn.__name__}>", "exec"), kernel.fn.__globals__, made)
+    return made.popitem()[1]
+
+
+@pytest.mark.parametrize("kind", LINKS)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
+def test_the_real_code_passes(simulate, scenario, kind):
+    scenario(simulate, kind)
+
+
+@pytest.mark.parametrize(
+    "mutant, kind", [(m, k) for m in MUTANTS for k in m.links], ids=lambda v: getattr(v, "name", v)
+)
+def test_a_mutant_is_killed(simulate, monkeypatch, mutant, kind):
+    for kernel, changes in mutant.changes.items():
+        monkeypatch.setattr(kernel, "twin", mutated(kernel, changes))
+    killed = (AssertionError, RuntimeError, pytest.fail.Exception)  # the last: an exception that should have come
+    with pytest.raises(killed):
+        mutant.scenario(simulate, kind)
+
+
+@pytest.mark.parametrize("kind", LINKS)
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_as_many_slots_as_pieces_go_round_would_deadlock(simulate, monkeypatch, kind, window):
+    """What the rule SLOTS > WINDOW is for."""
+    settings = {"link": kind, "window": window, "slots": window, "slot_bytes": 128}
+    with pytest.raises(ValueError, match="must be more than window"):
+        simulate(lambda c: c.all_reduce(torch.ones(1000)), 3, **settings)
+    monkeypatch.setattr(communicator, "_check_settings", lambda settings: None)
+    with pytest.raises(tricoll.CollectiveTimeout, match="waited for a free slot"):
+        simulate(lambda c: c.all_reduce(torch.ones(1000)), 3, **settings)
