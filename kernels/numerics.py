@@ -48,8 +48,10 @@ def narrow(v, DTYPE: tl.constexpr):
 @jit
 def finish(v, world, OP: tl.constexpr):
     """Turn the sum over all ranks into the result, before it is rounded: the average divides, correctly rounded."""
-    if OP == "avg":
-        r = tl.div_rn(v, world.to(v.dtype))
+    if OP == "avg" and v.dtype == tl.float32:
+        r = tl.div_rn(v, world.to(tl.float32))  # a plain / is approximate in FP32, and only there
+    elif OP == "avg":
+        r = v / world.to(v.dtype)
     else:
         r = v
     return r

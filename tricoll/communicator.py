@@ -97,7 +97,7 @@ class Communicator:
             self._heap = fabric.allocate(self._flag_words * 8 + data)
         self._counters = torch.zeros(2 * settings.channels, dtype=torch.int64, device=fabric.device)
         self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
-        self._control = Control(fabric, timeout)
+        self._control = Control(fabric, timeout, check)
 
     @property
     def rank(self) -> int:
@@ -230,7 +230,7 @@ class Communicator:
         source = _plain(x)
         target = source if result is x else _plain(result)
         with self._unusable_after_failure():
-            self._control.enter(str(call), wait=self._check)
+            self._control.enter(str(call))
             if self.world_size > 1:
                 self._launch(call, source, target)
             else:  # nothing to send, but the same rounding as elsewhere
@@ -244,7 +244,7 @@ class Communicator:
     def _refuse(self, reason: str) -> None:
         """Let the others know that this rank takes no part in a call, instead of letting them wait."""
         with self._unusable_after_failure(), contextlib.suppress(CollectiveMismatch):
-            self._control.enter(reason, wait=False)
+            self._control.enter(reason, refused=True)
             if not self._check and self.world_size > 1:
                 nothing = torch.empty(0, dtype=torch.uint8, device=self._fabric.device)
                 plan = dispatch.plan("all_reduce", 0, 1, self.world_size, self._settings)

@@ -40,20 +40,28 @@ class Failure:
 class Control:
     """One rank's side of the conversation."""
 
-    def __init__(self, fabric: Fabric, timeout: float) -> None:
-        self.fabric, self.timeout = fabric, timeout
+    def __init__(self, fabric: Fabric, timeout: float, check: bool) -> None:
+        self.fabric, self.timeout, self.check = fabric, timeout, check
         self.sequence = 0
         self.meetings = 0
+        self.ahead = False  # whether this rank has refused its last call, and not seen the others enter it
 
-    def enter(self, call: str, wait: bool) -> None:
-        """Say that this rank begins its next call. With ``wait``, return when all ranks have begun the same one."""
+    def enter(self, call: str, refused: bool = False) -> None:
+        """Say that this rank begins its next call. With ``check``, return when all ranks have begun the same one.
+
+        A rank that refuses the call says so and does not wait.
+        """
+        if self.ahead:
+            # Its board would otherwise show the call after next to a rank that still looks for this one.
+            self._gather(ENTERED[self.sequence % 2], self.sequence, f"call {self.sequence}")
         self.sequence += 1
         self.fabric.sequence = self.sequence
+        self.ahead = self.check and refused and self.fabric.world_size > 1
         if self.fabric.world_size == 1:
             return  # nobody to tell
         slot = ENTERED[self.sequence % 2]
         self.fabric.post(slot, self.sequence, call)
-        if wait:
+        if self.check and not refused:
             calls = self._gather(slot, self.sequence, f"call {self.sequence}, {call}")
             if any(other != call for other in calls):
                 raise CollectiveMismatch(self._differences(calls))
