@@ -22,7 +22,7 @@ LINKS = ("mapped", "put")
 # Scenarios. Each raises if anything is wrong.
 
 
-def stream(simulate, kind, seeds=100):
+def stream(kind, seeds=100):
     """Calls of all collectives, back to back under many schedules: the oracle's bits on all ranks."""
     for seed in range(seeds):
         chance = random.Random(seed)
@@ -52,7 +52,7 @@ def stream(simulate, kind, seeds=100):
                 for collective, op, x in calls
             ]
 
-        results = simulate(every_call, n, seed=seed, **settings).results
+        results = tricoll.simulate(every_call, n, seed=seed, **settings).results
         for k, (collective, op, inputs) in enumerate(calls):
             outputs = [ranks[k] for ranks in results]
             if collective == "all_gather":
@@ -61,7 +61,7 @@ def stream(simulate, kind, seeds=100):
                 getattr(testing, f"check_{collective}")(outputs, inputs, op, torch.bfloat16)
 
 
-def mismatch(simulate, kind, seeds=60):
+def mismatch(kind, seeds=60):
     """Calls that differ are known as such to all ranks, without anybody's timeout; the calls around them work.
 
     Ranks are late at random, so that some are still in the call before when they are told.
@@ -86,35 +86,35 @@ def mismatch(simulate, kind, seeds=60):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sim, "Scheduler", Uneven)
-            simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=128)
+            tricoll.simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=128)
         assert not deadlocks, f"waited for a timeout: {deadlocks}"
 
 
-def absence(simulate, kind, seeds=8):
+def absence(kind, seeds=8):
     """A rank that leaves after the first call: the others learn who waits for whom, and for what."""
     for seed in range(seeds):
         n, absent = 4, seed % 4
         right, left = (absent + 1) % n, (absent - 1) % n
-        for rank, (text, _) in left_alone(simulate, kind, n, absent, seed).items():
+        for rank, (text, _) in left_alone(kind, n, absent, seed).items():
             assert f"rank {rank}, call 2, all_reduce(float32[200]" in text and f"ranks [{absent}] are gone" in text
             assert f"rank {right}: channel 0 waited for data from rank {absent} (message 6, wanted 0x4" in text
             assert f"rank {left}: channel 0 waited for a free slot from rank {absent} (message 8, wanted 0x4" in text
             assert "saw 0x3" in text
 
 
-def impatience(simulate, kind, seeds=20):
+def impatience(kind, seeds=20):
     """One rank's timeout comes first: all others are told, on both sides of the rank that is missing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sim, "Scheduler", OneTimesOut)
         for seed in range(seeds):
             n, absent = 3 + seed % 3, seed % 3
-            status = {rank: status for rank, (_, status) in left_alone(simulate, kind, n, absent, seed).items()}
+            status = {rank: status for rank, (_, status) in left_alone(kind, n, absent, seed).items()}
             first = [rank for rank, words in status.items() if words[0] == link.TIMED_OUT]
             assert len(first) == 1 and [s[0] for s in status.values()].count(link.ABORTED) == n - 2, status
             assert {words[6] for words in status.values()} == {2 << 16 | first[0] + 1}  # in the second call
 
 
-def left_alone(simulate, kind, n, absent, seed):
+def left_alone(kind, n, absent, seed):
     """{rank: (what it is told, its status block)} after a call without one of the ranks."""
 
     def calls(comm):
@@ -125,7 +125,7 @@ def left_alone(simulate, kind, n, absent, seed):
             comm.all_reduce(torch.ones(200))
         return str(caught.value), comm._status[0].tolist()
 
-    results = simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=1024).results
+    results = tricoll.simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=1024).results
     return {rank: result for rank, result in enumerate(results) if rank != absent}
 
 
@@ -356,28 +356,28 @@ def mutated(kernel, changes):
 
 @pytest.mark.parametrize("kind", LINKS)
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
-def test_the_real_code_passes(simulate, scenario, kind):
-    scenario(simulate, kind)
+def test_the_real_code_passes(scenario, kind):
+    scenario(kind)
 
 
 @pytest.mark.parametrize(
     "mutant, kind", [(m, k) for m in MUTANTS for k in m.links], ids=lambda v: getattr(v, "name", v)
 )
-def test_a_mutant_is_killed(simulate, monkeypatch, mutant, kind):
+def test_a_mutant_is_killed(monkeypatch, mutant, kind):
     for kernel, changes in mutant.changes.items():
         monkeypatch.setattr(kernel, "twin", mutated(kernel, changes))
     killed = (AssertionError, RuntimeError, pytest.fail.Exception)  # the last: an exception that should have come
     with pytest.raises(killed):
-        mutant.scenario(simulate, kind)
+        mutant.scenario(kind)
 
 
 @pytest.mark.parametrize("kind", LINKS)
 @pytest.mark.parametrize("window", [1, 2, 4])
-def test_as_many_slots_as_pieces_go_round_would_deadlock(simulate, monkeypatch, kind, window):
+def test_as_many_slots_as_pieces_go_round_would_deadlock(monkeypatch, kind, window):
     """What the rule SLOTS > WINDOW is for."""
     settings = {"link": kind, "window": window, "slots": window, "slot_bytes": 128}
     with pytest.raises(ValueError, match="must be more than window"):
-        simulate(lambda c: c.all_reduce(torch.ones(1000)), 3, **settings)
+        tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000)), 3, **settings)
     monkeypatch.setattr(communicator, "_check_settings", lambda settings: None)
     with pytest.raises(tricoll.CollectiveTimeout, match="waited for a free slot"):
-        simulate(lambda c: c.all_reduce(torch.ones(1000)), 3, **settings)
+        tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000)), 3, **settings)

@@ -15,8 +15,11 @@ from tricoll.kernels import jit
 from tricoll.kernels import tiles as bulk
 from tricoll.testing import Guarded, Layout, assert_same_bits
 
-# Infinities and NaN are among the values; NumPy, which is under Triton's interpreter, warns of them.
-pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+pytestmark = [
+    # Infinities and NaN are among the values; NumPy, which is under Triton's interpreter, warns of them.
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),  # Triton 3.6
+]
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 both = pytest.mark.parametrize("tiles", ["torch", "triton"])
