@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import world
+from . import ddp, world
 from .communicator import Communicator
 from .errors import (
     CollectiveError,
@@ -39,6 +39,7 @@ __all__ = [
     "Simulation",
     "all_gather",
     "all_reduce",
+    "ddp",
     "destroy",
     "init",
     "launch",
