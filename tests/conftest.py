@@ -13,7 +13,8 @@ import torch
 import tricoll
 from tricoll.pool import Pool
 
-# HYPOTHESIS_PROFILE=thorough for a long search with new examples each time; ci draws the same ones every run.
+# ci draws the same examples in every run. For a long search with new ones:
+#   HYPOTHESIS_PROFILE=thorough pytest --timeout 0 tests/kernels
 common = {"deadline": None, "print_blob": True, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **common)
 hypothesis.settings.register_profile("thorough", max_examples=2000, **common)
