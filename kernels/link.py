@@ -21,8 +21,9 @@ Two kinds of link, one switch. ``MAPPED``: the receiver's memory is mapped here,
 slot and sets the word with a release store. Otherwise: the sender writes a staging slot of its own, and a
 put-with-signal carries it over.
 
-The heap of a rank, in lines of 128 bytes: line 0 holds the word with which others tell this rank to give up; then a
-line of ready words and a line of free words for each link and channel; then the slots; then the staging slots.
+The heap of a rank (or the part of it that one family of algorithms uses), in lines of 128 bytes: line 0 holds the word
+with which others tell this rank to give up; then a line of ready words and a line of free words for each link and
+channel; then the slots; then the staging slots.
 """
 
 from typing import NamedTuple
@@ -94,25 +95,28 @@ def _free(heap, index):
 
 
 @jit
-def sender(heap, bases, me, to, links, index, call, WIRE: tl.constexpr):
-    """The sending end of the link with this index, from rank ``me`` to rank ``to``."""
+def sender(heap, bases, me, to, links, index, back, call, WIRE: tl.constexpr):
+    """The sending end of a link from rank ``me`` to rank ``to``.
+
+    ``index`` is the link's number at its receiver, ``back`` that of its free words and staging slots here.
+    """
     if call.MAPPED:
         there = shmem.peer(heap, bases, me, to)
         slots = _slots(there, 0, links, index, call, WIRE)
     else:
         there = heap
-        slots = _slots(heap, 1, links, index, call, WIRE)
+        slots = _slots(heap, 1, links, back, call, WIRE)
     dest = _slots(heap, 0, links, index, call, WIRE)
-    return Sender(slots, dest, _ready(there, index), _free(heap, index), there, to)
+    return Sender(slots, dest, _ready(there, index), _free(heap, back), there, to)
 
 
 @jit
-def receiver(heap, bases, me, source, links, index, call, WIRE: tl.constexpr):
-    """The receiving end of the link with this index, from rank ``source`` to rank ``me``."""
+def receiver(heap, bases, me, source, links, index, back, call, WIRE: tl.constexpr):
+    """The receiving end of a link from rank ``source`` to rank ``me``; ``index`` and ``back`` as for its sender."""
     there = heap
     if call.MAPPED:
         there = shmem.peer(heap, bases, me, source)
-    return Receiver(_slots(heap, 0, links, index, call, WIRE), _ready(heap, index), _free(there, index), there, source)
+    return Receiver(_slots(heap, 0, links, index, call, WIRE), _ready(heap, index), _free(there, back), there, source)
 
 
 @jit

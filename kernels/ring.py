@@ -90,8 +90,8 @@ def all_reduce(
     call = link.Call(
         fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
     )
-    tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, call, WIRE)
-    rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, call, WIRE)
+    tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
+    rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
     work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
     base = shmem.load(counters + c)
     ok = 1
@@ -141,8 +141,8 @@ def reduce_scatter(
     call = link.Call(
         fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
     )
-    tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, call, WIRE)
-    rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, call, WIRE)
+    tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
+    rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
     work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
     base = shmem.load(counters + c)
     ok = 1
@@ -180,8 +180,8 @@ def all_gather(
     call = link.Call(
         fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
     )
-    tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, call, WIRE)
-    rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, call, WIRE)
+    tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
+    rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
     work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
     base = shmem.load(counters + c)
     ok = 1

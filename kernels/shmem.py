@@ -58,11 +58,12 @@ def barrier(_semantic=None):
     return core.debug_barrier(_semantic=_semantic)
 
 
-@jit(cpu=lambda heap, bases, me, pe: program().peer(heap, pe))
-def peer(heap, bases, me, pe):
-    """Where rank ``pe``'s heap is mapped here (OpenSHMEM's ``shmem_ptr``), as a pointer to words."""
+@jit(cpu=lambda symmetric, bases, me, pe: program().peer(symmetric, pe))
+def peer(symmetric, bases, me, pe):
+    """Where rank ``pe``'s copy of a symmetric address is mapped here (OpenSHMEM's ``shmem_ptr``)."""
     # Heaps start at multiples of 128 bytes; said this way, the compiler sees that slots stay aligned.
-    return heap + (tl.load(bases + pe) - tl.load(bases + me)) // 128 * 16
+    elements = 128 // (symmetric.dtype.element_ty.primitive_bitwidth // 8)
+    return symmetric + (tl.load(bases + pe) - tl.load(bases + me)) // 128 * elements
 
 
 @jit(cpu=lambda pointer: program().load(pointer))

@@ -1,11 +1,11 @@
-"""The bulk loop: everything that a step does to a contiguous range of elements, in one pass over memory.
+"""The bulk loops: everything that a step does to a contiguous range of elements, in one pass over memory.
 
-What NCCL calls receive-reduce-copy-send. ``OWN`` reads this rank's input, ``RECV`` the received slot (the two are
-added), ``KEEP`` writes the output and ``SEND`` the slot that goes to the next rank. What is both sent and kept is
-rounded to the wire dtype first, so that the keeper has the same bits as the others. A switch that is off means that
-its pointer is not touched.
+:func:`transfer` is what NCCL calls receive-reduce-copy-send. ``OWN`` reads this rank's input, ``RECV`` the received
+slot (the two are added), ``KEEP`` writes the output and ``SEND`` the slot that goes to the next rank. :func:`combine`
+adds the slots of all ranks. What is both sent and kept is rounded to the wire dtype first, so that the keeper has the
+same bits as the others. A switch that is off means that its pointer is not touched.
 
-The loop exists twice, because Triton's interpreter takes about 80 ns an element: as Triton, and as PyTorch on the same
+Each loop exists twice, because Triton's interpreter takes about 80 ns an element: as Triton, and as PyTorch on the same
 memory. Both give the same bits.
 """
 
@@ -14,6 +14,7 @@ import triton.language as tl
 
 from .jit import jit, program
 from .numerics import finish, narrow, widen
+from .shmem import peer
 
 
 @jit
@@ -34,6 +35,11 @@ def _block(own, recv, out, send, i, n, world, OWN, RECV, KEEP, SEND, OP: tl.cons
         tl.store(out + i, narrow(v, out.dtype.element_ty), mask=mask)
 
 
+def _divide(total, world, OP):
+    if OP == "avg":  # by a tensor: by a number, PyTorch may multiply by its reciprocal
+        total.div_(torch.full((1,), world, dtype=total.dtype))
+
+
 def _transfer(own, recv, out, send, n, world, OWN, RECV, KEEP, SEND, OP, BLOCK):
     """The twin of :func:`transfer` in PyTorch."""
     if n == 0:
@@ -50,8 +56,7 @@ def _transfer(own, recv, out, send, n, world, OWN, RECV, KEEP, SEND, OP, BLOCK):
         total.copy_(v)
     else:
         total = v  # a plain copy: copy_ below converts, and no FP32 in between changes the bits
-    if OP == "avg":
-        total.div_(torch.full((1,), world, dtype=total.dtype))  # by a number, PyTorch may multiply by its reciprocal
+    _divide(total, world, OP)
     if SEND:
         wire = cpu.write(send, n)
         wire.copy_(total)
@@ -72,3 +77,64 @@ def transfer(own, recv, out, send, n, world, OWN, RECV, KEEP, SEND, OP: tl.const
         _block(
             own + whole, recv + whole, out + whole, send + whole, i, n - whole, world, OWN, RECV, KEEP, SEND, OP, True
         )
+
+
+@jit
+def _sum(
+    recv, stride, out, send, i, n, bases, me, world, KEEP, SEND, SPREAD, ROUND, OP: tl.constexpr, MASKED: tl.constexpr
+):
+    mask = i < n if MASKED else None
+    v = widen(tl.load(recv + i, mask=mask))
+    for r in range(1, world):
+        v += widen(tl.load(recv + r * stride + i, mask=mask))
+    v = finish(v, world, OP)
+    if ROUND:
+        wire = narrow(v, recv.dtype.element_ty)
+        v = widen(wire)
+        if SPREAD:
+            for pe in range(0, world):
+                tl.store(peer(send, bases, me, pe) + i, wire, mask=mask)
+        elif SEND:
+            tl.store(send + i, wire, mask=mask)
+    if KEEP:
+        tl.store(out + i, narrow(v, out.dtype.element_ty), mask=mask)
+
+
+def _combine(recv, stride, out, send, n, bases, me, world, KEEP, SEND, SPREAD, ROUND, OP, BLOCK):
+    """The twin of :func:`combine` in PyTorch."""
+    if n == 0:
+        return
+    cpu = program()
+    first = cpu.read(recv, n)
+    total = cpu.scratch(n, torch.float32 if first.dtype.itemsize == 2 and first.is_floating_point() else first.dtype)
+    total.copy_(first)
+    for r in range(1, world):
+        total.add_(cpu.read(recv + r * stride, n))
+    _divide(total, world, OP)
+    if ROUND and total.dtype != first.dtype:
+        total = total.to(first.dtype)
+    if SPREAD:
+        for pe in range(world):
+            cpu.write(cpu.peer(send, pe), n).copy_(total)
+    elif SEND:
+        cpu.write(send, n).copy_(total)
+    if KEEP:
+        cpu.write(out, n).copy_(total)
+
+
+@jit(twin=_combine)
+def combine(
+    recv, stride, out, send, n, bases, me, world, KEEP, SEND, SPREAD, ROUND, OP: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add the shares of all ranks in rank order: rank r's ``n`` elements lie at ``recv + r * stride``.
+
+    ``ROUND`` rounds the result to the wire dtype, once; ``SEND`` writes it to ``send`` then, or with ``SPREAD`` to that
+    symmetric address on every rank; ``KEEP`` writes it to ``out``.
+    """
+    whole = n // BLOCK * BLOCK
+    i = tl.arange(0, BLOCK)
+    for at in range(0, whole, BLOCK):
+        _sum(recv + at, stride, out + at, send + at, i, n, bases, me, world, KEEP, SEND, SPREAD, ROUND, OP, False)
+    if whole < n:
+        at = whole
+        _sum(recv + at, stride, out + at, send + at, i, n - at, bases, me, world, KEEP, SEND, SPREAD, ROUND, OP, True)

@@ -17,7 +17,7 @@ from . import dispatch
 from .control import Control, Failure
 from .errors import CollectiveError, CollectiveMismatch
 from .fabric.base import Fabric, Heap
-from .kernels import link, ring
+from .kernels import direct, link, ring
 from .kernels.jit import TRITON
 
 DTYPES = {str(d).removeprefix("torch."): d for d in TRITON}
@@ -31,6 +31,13 @@ SHORT = {
 }
 OPS = ("sum", "avg")
 KERNELS = {("ring", k.__name__): k for k in (ring.all_reduce, ring.reduce_scatter, ring.all_gather)}
+
+DIRECT = {
+    ("two_shot", "all_reduce"): direct.two_shot_all_reduce,
+    ("one_shot", "all_reduce"): direct.one_shot_all_reduce,
+    ("two_shot", "reduce_scatter"): direct.reduce_scatter,
+    ("two_shot", "all_gather"): direct.all_gather,
+}
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -82,6 +89,30 @@ class Call:
         return int.from_bytes(digest, "little")
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a family of algorithms has of the heap, in words, and of the counters."""
+
+    start: int
+    words: int
+    flags: int  # words at the start that are not slots
+    counter: int
+
+
+def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
+    """How the heap is divided: see ``kernels/link.py`` for what is in each part."""
+    result: dict[str, Part] = {}
+    start = 0
+    for algorithm in ("ring", "two_shot"):
+        name = dispatch.family(algorithm)
+        links = dispatch.links(name, world_size) * s.channels
+        flags = link.LINE // 8 * (1 + 2 * links)
+        slots = links * s.slots * dispatch.slot_bytes(algorithm, world_size, s) * (1 if s.mapped else 2)
+        result[name] = Part(start, flags + slots // 8, flags, len(result) * 2 * s.channels)
+        start += flags + slots // 8
+    return result
+
+
 class Communicator:
     """A group of ranks that make the same calls in the same order. Made by :func:`tricoll.init`."""
 
@@ -90,12 +121,10 @@ class Communicator:
         self._calls, self._seconds = 0, 0.0
         self._unusable = ""
         self._heap: Heap | None = None
+        self._parts = parts(fabric.world_size, settings)
         if fabric.world_size > 1:
-            s = settings
-            data = s.channels * s.slots * s.slot_bytes * (1 if s.mapped else 2)
-            self._flag_words = link.LINE // 8 * (1 + 2 * s.channels)
-            self._heap = fabric.allocate(self._flag_words * 8 + data)
-        self._counters = torch.zeros(2 * settings.channels, dtype=torch.int64, device=fabric.device)
+            self._heap = fabric.allocate(sum(part.words for part in self._parts.values()) * 8)
+        self._counters = torch.zeros(len(self._parts) * 2 * settings.channels, dtype=torch.int64, device=fabric.device)
         self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
         self._control = Control(fabric, timeout, check)
 
@@ -310,14 +339,14 @@ class Communicator:
 
     def _launch(self, call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
         assert self._heap is not None
-        settings, plan = self._settings, call.plan
-        n = self.world_size
+        settings, plan, n = self._settings, call.plan, self.world_size
+        part = self._parts[dispatch.family(plan.algorithm)]
         arguments = {
             "x": x,
             "out": out,
-            "heap": self._heap.words,
+            "heap": self._heap.words[part.start : part.start + part.words],
             "bases": self._heap.bases,
-            "counters": self._counters,
+            "counters": self._counters[part.counter : part.counter + 2 * settings.channels],
             "status": self._status,
             "numel": n * plan.chunk if call.collective in ("reduce_scatter", "all_gather") else call.numel,
             "chunk": plan.chunk,
@@ -332,13 +361,13 @@ class Communicator:
             "OP": call.op,
             "MAPPED": settings.mapped,
             "SLOTS": settings.slots,
-            "SLOT": settings.slot_bytes // call.wire.itemsize,
+            "SLOT": dispatch.slot_bytes(plan.algorithm, n, settings) // call.wire.itemsize,
             "WINDOW": settings.window,
             "ALIGNED": plan.chunk % 16 == 0,
             "BLOCK": settings.block,
         }
         self._fabric.launch(
-            KERNELS.get((plan.algorithm, call.collective), ring.all_reduce), settings.channels, arguments
+            {**KERNELS, **DIRECT}.get((plan.algorithm, call.collective), ring.all_reduce), settings.channels, arguments
         )
         status = self._status.tolist()
         failures = [Failure(c, *words[:7]) for c, words in enumerate(status) if words[0] != link.OK]
@@ -353,7 +382,8 @@ class Communicator:
         assert self._heap is not None
         self._fabric.quiet()
         self._control.meet()  # all ranks have stopped sending
-        self._heap.words[: self._flag_words].zero_()
+        for part in self._parts.values():
+            self._heap.words[part.start : part.start + part.flags].zero_()
         self._counters.zero_()
         self._status.zero_()
         self._control.meet()  # all ranks have emptied theirs

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ALGORITHMS = ("ring",)
+ALGORITHMS = {  # and the collectives that each has
+    "ring": ("all_reduce", "reduce_scatter", "all_gather"),
+    "two_shot": ("all_reduce", "reduce_scatter", "all_gather"),
+    "one_shot": ("all_reduce",),
+}
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,33 @@ def plan(
 
     An all-reduce may cut anywhere, so its chunks are multiples of 16 elements; the others cut where dimension 0 says.
     """
-    if algorithm not in ("auto", *ALGORITHMS):
-        raise ValueError(f"algo is {algorithm!r}; it can be one of {('auto', *ALGORITHMS)}")
+    if algorithm == "auto":
+        algorithm = "ring"
+    if collective not in ALGORITHMS.get(algorithm, ()):
+        having = ["auto", *(name for name, collectives in ALGORITHMS.items() if collective in collectives)]
+        raise ValueError(f"algo is {algorithm!r}; for {collective} it can be one of {having}")
     chunk = numel // world_size
-    if collective == "all_reduce":
+    if algorithm == "one_shot":
+        chunk = _round_up(numel, 16)
+    elif collective == "all_reduce":
         chunk = _round_up(-(-numel // world_size), 16)
     part = -(-chunk // settings.channels)
-    slot = settings.slot_bytes // itemsize
+    slot = slot_bytes(algorithm, world_size, settings) // itemsize
     # At least a window of pieces, if they are worth a message each; an empty call still says that it is there.
     pieces = max(1, -(-part // slot), min(settings.window, part * itemsize // 16384))
-    return Plan("ring", chunk, _round_up(-(-part // pieces), 16), pieces)
+    return Plan(algorithm, chunk, _round_up(-(-part // pieces), 16), pieces)
+
+
+def family(algorithm: str) -> str:
+    """Which part of the heap an algorithm uses: "ring" or "direct"."""
+    return "ring" if algorithm == "ring" else "direct"
+
+
+def links(family: str, world_size: int) -> int:
+    """Links into a rank, each with its slots for every channel."""
+    return 1 if family == "ring" else world_size
+
+
+def slot_bytes(algorithm: str, world_size: int, settings: Settings) -> int:
+    """The size of a slot. All links of a rank together take what one link of a ring takes, if that can be."""
+    return max(128, settings.slot_bytes // links(family(algorithm), world_size) // 128 * 128)

@@ -109,11 +109,13 @@ class CpuProgram:
 
     # Other ranks' memory.
 
-    def peer(self, heap: Any, pe: Any) -> Any:
+    def peer(self, symmetric: Any, pe: Any) -> Any:
         pe = integer(pe)
+        distance = self.heaps[pe].data_ptr() - self.heaps[self.rank].data_ptr()
         if self.interpreted:
-            return heap + (self.heaps[pe].data_ptr() - self.heaps[self.rank].data_ptr()) // 8
-        return Pointer(self.heaps[pe], heap.offset, heap.dtype, pe)
+            return symmetric + distance // (symmetric.dtype.element_ty.primitive_bitwidth // 8)
+        offset = symmetric.address - self.heaps[self.rank].data_ptr()
+        return Pointer(self.heaps[pe], offset, symmetric.dtype, None if pe == self.rank else pe)
 
     def elsewhere(self, symmetric: Any, pe: int) -> int:
         """The address of rank ``pe``'s copy of a symmetric address."""

@@ -165,7 +165,7 @@ class SimProgram(CpuProgram):
         super().__init__(channel, rank, heaps, world.interpreted, counters)
         self.world, self.scheduler = world, world.scheduler
         start = heaps[rank].data_ptr()
-        self.own = range(start, start + heaps[rank].numel())  # this rank's heap, by address: pointers are to views of it
+        self.own = range(start, start + heaps[rank].numel())  # by address: pointers are to views of it
         self.stores: list[tuple[Pointer, torch.Tensor]] = []  # to mapped peers, not yet visible there
         self.unfenced = 0  # how many of them were made after the last barrier
         self.staged = False  # own heap written since the last barrier
