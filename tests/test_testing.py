@@ -298,6 +298,14 @@ def test_what_strategies_reach():
     assert {0, 1, 2, 3, 4} <= seen and seen & {95, 96, 97} and seen & {191, 192, 193} and max(seen) > 1000
 
 
+@given(st.data(), st.integers(0, 50), st.sampled_from((None, 1, 2, 3)))
+def test_shapes_have_their_elements(data, numel, first):
+    numel = numel * (first or 1)
+    shape = data.draw(testing.shapes(numel, first))
+    assert torch.Size(shape).numel() == numel
+    assert first is None or shape[0] % first == 0
+
+
 @given(testing.settings(), testing.schedules())
 def test_settings_are_valid(settings, schedule):
     from tricoll.communicator import settings_for

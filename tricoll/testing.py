@@ -79,8 +79,13 @@ def numels(
     return st.one_of(st.sampled_from(sorted(near)), st.integers(0, most))
 
 
-def shapes(numel: int, first: int = 1) -> SearchStrategy[tuple[int, ...]]:
-    """A shape of ``numel`` elements and up to three dimensions, the first a multiple of ``first``."""
+def shapes(numel: int, first: int | None = None) -> SearchStrategy[tuple[int, ...]]:
+    """A shape of ``numel`` elements and up to three dimensions.
+
+    With ``first``, there is a first dimension and it is a multiple of that, as reduce-scatter wants it.
+    """
+    scalar = first is None and numel == 1
+    first = first or 1
     if numel % first:
         raise ValueError(f"{numel} elements cannot have a first dimension that is a multiple of {first}")
     rest = numel // first
@@ -90,7 +95,7 @@ def shapes(numel: int, first: int = 1) -> SearchStrategy[tuple[int, ...]]:
         found += [(first * a, rest // (a * b), b) for a in (1, 2) for b in (2, 3) if rest % (a * b) == 0]
     else:
         found += [(first, 0, 2), (0, 8)]
-    if numel == 1 and first == 1:
+    if scalar:
         found.append(())
     return _st().sampled_from(found)
 
