@@ -255,8 +255,9 @@ def test_case_9_unaligned(simulate, k, dtype, link):
         return view, scattered, gathered
 
     results = simulate(all_three, n, link=link, slot_bytes=1024).results
-    testing.check_all_reduce([r[0] for r in results], inputs)
-    testing.check_reduce_scatter([r[1] for r in results], inputs)
+    algorithm = "two_shot" if dtype.itemsize == 2 else "ring"  # what is chosen where no wire dtype is asked for
+    testing.check_all_reduce([r[0] for r in results], inputs, algorithm=algorithm)
+    testing.check_reduce_scatter([r[1] for r in results], inputs, algorithm=algorithm)
     testing.check_all_gather([r[2] for r in results], inputs)
 
 
@@ -559,18 +560,21 @@ def test_case_16_random_bits(simulate, wire, tiles):
 
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_case_20_partial_sums(simulate, dtype):
-    """256 + 7 x 1 is 264 in BF16 if it is added in FP32. With FP32 on the wire, that is so in every element."""
+    """256 + 7 x 1 is 264 in BF16 if it is added in FP32: in every element, unless a BF16 ring is asked for."""
     n, numel = 8, 4096
     inputs = [torch.full((numel,), 256.0 if r == 0 else 1.0, dtype=dtype) for r in range(n)]
 
+    choices = ((None, "auto"), ("fp32", "ring"), ("bf16", "two_shot"), ("bf16", "one_shot"), ("bf16", "ring"))
+
     def add(comm):
+        out = [torch.empty(numel, dtype=BF16) for _ in choices]
         return [
-            comm.all_reduce(inputs[comm.rank], out=torch.empty(numel, dtype=BF16), wire=wire)
-            for wire in ("fp32", "bf16")
+            comm.all_reduce(inputs[comm.rank], out=o, wire=wire, algo=algo)
+            for o, (wire, algo) in zip(out, choices, strict=True)
         ]
 
-    results = simulate(add, n).results
-    assert all(fp32.eq(264.0).all() for fp32, _ in results)
+    results = [(torch.stack(right), ring) for *right, ring in simulate(add, n).results]
+    assert all(right.eq(264.0).all() for right, _ in results)
     # With BF16 on the wire a ring rounds at every hop, and what is lost depends on where the chunk started: documented,
     # the same on all ranks, and what the oracle says.
     testing.check_all_reduce([bf16 for _, bf16 in results], inputs, wire=BF16)

@@ -166,7 +166,8 @@ class Communicator:
             op: "sum" or "avg" (the FP32 sum divided by the world size, before it is rounded), or a torch ReduceOp.
             out: where the result goes, a tensor with as many elements; its dtype may differ. None: in place, in ``x``.
             wire: the dtype that travels, by default that of ``x``. "bf16" halves the bytes of FP32 gradients.
-            algo: "auto" or the name of an algorithm.
+            algo: "auto", "ring", "two_shot" or "one_shot". The ring rounds what it sends at every hop; the others add
+                in rank order and round once: an element's bits depend on the ranks' values only.
             async_op: not available yet.
 
         Returns:
@@ -276,7 +277,7 @@ class Communicator:
             self._control.enter(reason, refused=True)
             if not self._check and self.world_size > 1:
                 nothing = torch.empty(0, dtype=torch.uint8, device=self._fabric.device)
-                plan = dispatch.plan("all_reduce", 0, 1, self.world_size, self._settings)
+                plan = dispatch.plan("all_reduce", 0, 1, self.world_size, self._settings, "ring")
                 self._launch(
                     Call(reason, "sum", nothing.dtype, nothing.dtype, nothing.dtype, 0, plan), nothing, nothing
                 )
@@ -298,7 +299,8 @@ class Communicator:
             raise ValueError("async_op=True is not available yet: every collective returns when it has finished")
         self._check_tensor("x", x)
         op = as_op(op)
-        wire = x.dtype if wire is None else as_dtype(wire)
+        asked = wire is not None
+        wire = as_dtype(wire) if asked else x.dtype
         n = self.world_size
         shape = tuple(x.shape)
         if collective == "reduce_scatter":
@@ -324,6 +326,8 @@ class Communicator:
             )
         _check_overlap(collective, x, out, self.rank)
         numel = result.numel() if collective == "all_gather" else x.numel()
+        if algo == "auto":
+            algo = dispatch.choose(collective, wire.itemsize, asked)
         plan = dispatch.plan(collective, numel, wire.itemsize, n, self._settings, algo)
         return Call(collective, op, x.dtype, wire, result.dtype, x.numel(), plan), x, out
 

@@ -80,16 +80,16 @@ class Control:
         self.fabric.pause(lambda: not self._still(silent, FAILED, self.sequence), GRACE)
         heard = {r: self.fabric.peek(r, FAILED) for r in range(self.fabric.world_size)}
         seen = {r: Failure(**json.loads(text)) for r, (sequence, text) in heard.items() if sequence >= self.sequence}
-        if any(f.code == link.MISMATCH for f in seen.values()):
-            calls = [self.fabric.peek(r, ENTERED[self.sequence % 2])[1] for r in range(self.fabric.world_size)]
-            return CollectiveMismatch(self._differences(calls))
+        entered = [self.fabric.peek(r, ENTERED[self.sequence % 2]) for r in range(self.fabric.world_size)]
+        calls = [text for sequence, text in entered if sequence == self.sequence]
+        # Fingerprints meet only where the calls use the same links; the others are found here, after the timeout.
+        if any(f.code == link.MISMATCH for f in seen.values()) or (len(seen) == len(calls) and len(set(calls)) > 1):
+            return CollectiveMismatch(self._differences([text for _, text in entered]))
         reasons = "; ".join(f"rank {r}: {f}" for r, f in seen.items() if f.code != link.ABORTED)
         what = f"call {self.sequence}, {call}"
         silent = sorted(set(range(self.fabric.world_size)) - set(seen))
         if mine.code == link.ABORTED and not silent:
-            return CollectiveTimeout(
-                f"rank {self.fabric.rank}, {what}: others gave up waiting first ({reasons})"
-            )
+            return CollectiveTimeout(f"rank {self.fabric.rank}, {what}: others gave up waiting first ({reasons})")
         return self._absence(silent, what, reasons)
 
     def _others(self) -> list[int]:

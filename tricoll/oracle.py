@@ -1,9 +1,15 @@
 """The exact bits that collectives must produce, in plain PyTorch.
 
-Written from the documented order of operations, without any of the code that it judges: which chunk is added in which
-order, what is rounded when, and to what. The ring adds chunk c in the order x[c+1] + x[c+2] + ... + x[c] (mod n) and
-rounds every partial sum to the wire dtype, because that is what travels. Floats of 16 and 32 bits are added in FP32,
-every other type in itself, and integers wrap. An average divides the FP32 sum, correctly rounded.
+Written from the documented order of operations, without any of the code that it judges: what is added in which order,
+what is rounded when, and to what.
+
+- The ring adds chunk c in the order x[c+1] + x[c+2] + ... + x[c] (mod n) and rounds every partial sum to the wire
+  dtype, because that is what travels.
+- The direct algorithms, two_shot and one_shot, round every rank's share to the wire dtype and add in rank order,
+  x[0] + x[1] + ... + x[n-1].
+
+Floats of 16 and 32 bits are added in FP32, every other type in itself, and integers wrap. An average divides the sum,
+correctly rounded.
 
 Inputs are one tensor a rank, of any stride and on any device; results are on the CPU.
 """
@@ -17,7 +23,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-ALGORITHMS = ("ring",)
 CHUNK_MULTIPLE = 16  # elements; all-reduce cuts where every channel's vectors stay aligned
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of an element
 
@@ -47,7 +52,7 @@ def all_reduce(
     parts = []
     for owner in range(len(inputs)):
         # The owner keeps the rounded value that it sends, so that all ranks have the same bits.
-        total = _ring_sum([x[owner * chunk : (owner + 1) * chunk] for x in flat], owner, op, wire)
+        total = SUMS[algorithm]([x[owner * chunk : (owner + 1) * chunk] for x in flat], owner, op, wire)
         parts.append(total.to(wire).to(out_dtype))
     return torch.cat(parts).view(inputs[0].shape)
 
@@ -68,7 +73,7 @@ def reduce_scatter(
     n, shape = len(inputs), inputs[0].shape
     chunk = inputs[0].numel() // n
     flat = [_flat(x) for x in inputs]
-    totals = [_ring_sum([x[r * chunk : (r + 1) * chunk] for x in flat], r, op, wire) for r in range(n)]
+    totals = [SUMS[algorithm]([x[r * chunk : (r + 1) * chunk] for x in flat], r, op, wire) for r in range(n)]
     return [total.to(out_dtype).view(shape[0] // n, *shape[1:]) for total in totals]
 
 
@@ -148,8 +153,8 @@ def _flat(x: Tensor) -> Tensor:
 
 
 def _known(algorithm: str, op: str) -> None:
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"the oracle has no algorithm {algorithm!r}; it can be one of {ALGORITHMS}")
+    if algorithm not in SUMS:
+        raise ValueError(f"the oracle has no algorithm {algorithm!r}; it can be one of {tuple(SUMS)}")
     if op not in ("sum", "avg"):
         raise ValueError(f"the oracle has no op {op!r}; it can be 'sum' or 'avg'")
 
@@ -159,5 +164,19 @@ def _ring_sum(shares: list[Tensor], owner: int, op: str, wire: torch.dtype) -> T
     n, dtype = len(shares), accumulator(shares[0].dtype)
     order = [shares[(owner + 1 + hop) % n].to(dtype) for hop in range(n)]
     total = functools.reduce(lambda partial, own: partial.to(wire).to(dtype) + own, order)
+    return _finish(total, n, op)
+
+
+def _direct_sum(shares: list[Tensor], owner: int, op: str, wire: torch.dtype) -> Tensor:
+    # The same, in rank order, whoever the owner is. One rank alone sends nothing, so nothing is rounded.
+    n, dtype = len(shares), accumulator(shares[0].dtype)
+    order = [share.to(wire).to(dtype) for share in shares] if n > 1 else [shares[0].to(dtype)]
+    return _finish(functools.reduce(torch.add, order), n, op)
+
+
+def _finish(total: Tensor, n: int, op: str) -> Tensor:
     # By a tensor, because PyTorch may multiply by the reciprocal of a number.
     return total / torch.full_like(total, n) if op == "avg" else total
+
+
+SUMS = {"ring": _ring_sum, "two_shot": _direct_sum, "one_shot": _direct_sum}
