@@ -53,7 +53,7 @@ def test_case_1_lengths_that_nothing_divides(simulate, n, link):
         def both_wires(comm):
             fp32 = Guarded(inputs[comm.rank], Layout(1))
             bf16 = Guarded(torch.zeros(numel, dtype=BF16), Layout(1))
-            comm.all_reduce(inputs[comm.rank], out=bf16.view, wire="bf16")
+            comm.all_reduce(inputs[comm.rank], out=bf16.view, wire="bf16", algo="ring")
             comm.all_reduce(fp32.view)
             return fp32, bf16
 
@@ -600,7 +600,7 @@ def test_case_24_one_result(simulate, n, dtype, wire, link):
 
     def digests(comm, junk):
         torch.empty(junk)  # allocations move
-        calls = [comm.all_reduce(inputs[comm.rank].clone(), op, wire=wire) for op in ("sum", "avg")]
+        calls = [comm.all_reduce(inputs[comm.rank].clone(), op, wire=wire, algo="ring") for op in ("sum", "avg")]
         return [hashlib.sha256(oracle.bits(r).numpy().tobytes()).hexdigest() for r in calls]
 
     found = set()
@@ -616,7 +616,7 @@ def test_case_24_cancellation_probe(simulate):
     found = {
         tuple(r.tolist())
         for seed in range(20)
-        for r in simulate(lambda c: c.all_reduce(torch.full((64,), values[c.rank])), 4, seed=seed).results
+        for r in simulate(lambda c: c.all_reduce(torch.full((64,), values[c.rank]), algo="ring"), 4, seed=seed).results
     }
     assert found == {(0.0,) * 16 + (1.0,) * 16 + (0.0,) * 16 + (1.0,) * 16}
 
@@ -652,7 +652,11 @@ def test_case_28_reordered_puts(simulate):
         inputs = testing.make_inputs(n, (700,), FP32, seed=seed)
         settings = SMALL | {"channels": 1 + seed % 2, "slots": 3 + seed % 3}
         results = simulate(
-            lambda c: c.all_reduce(inputs[c.rank].clone(), wire="bf16"), n, link="put", seed=seed, **settings
+            lambda c: c.all_reduce(inputs[c.rank].clone(), wire="bf16", algo="ring"),
+            n,
+            link="put",
+            seed=seed,
+            **settings,
         ).results
         testing.check_all_reduce(results, inputs, wire=BF16)
 

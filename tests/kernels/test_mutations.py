@@ -46,9 +46,9 @@ def stream(kind, seeds=100):
 
         def every_call(comm):
             return [
-                comm.all_gather(x[comm.rank], wire="bf16")
+                comm.all_gather(x[comm.rank], wire="bf16", algo="ring")
                 if collective == "all_gather"
-                else getattr(comm, collective)(x[comm.rank].clone(), op, wire="bf16")
+                else getattr(comm, collective)(x[comm.rank].clone(), op, wire="bf16", algo="ring")
                 for collective, op, x in calls
             ]
 
@@ -79,9 +79,9 @@ def mismatch(kind, seeds=60):
                 x = torch.full((90,), comm.rank + 1.0 + k)
                 if k in bad:
                     with pytest.raises(tricoll.CollectiveMismatch, match=r"float32\[(89|90)\].*float32\[(89|90)\]"):
-                        comm.all_reduce(x[: 89 if comm.rank == k % n else 90])
+                        comm.all_reduce(x[: 89 if comm.rank == k % n else 90], algo="ring")
                 else:
-                    assert comm.all_reduce(x).unique().tolist() == [n * (n + 1) / 2 + n * k]
+                    assert comm.all_reduce(x, algo="ring").unique().tolist() == [n * (n + 1) / 2 + n * k]
             deadlocks.extend(comm._fabric.world.scheduler.deadlock)
 
         with pytest.MonkeyPatch.context() as patch:
@@ -118,11 +118,11 @@ def left_alone(kind, n, absent, seed):
     """{rank: (what it is told, its status block)} after a call without one of the ranks."""
 
     def calls(comm):
-        comm.all_reduce(torch.ones(8))
+        comm.all_reduce(torch.ones(8), algo="ring")
         if comm.rank == absent:
             return None
         with pytest.raises(tricoll.PeerFailure) as caught:
-            comm.all_reduce(torch.ones(200))
+            comm.all_reduce(torch.ones(200), algo="ring")
         return str(caught.value), comm._status[0].tolist()
 
     results = tricoll.simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=1024).results
@@ -377,7 +377,7 @@ def test_as_many_slots_as_pieces_go_round_would_deadlock(monkeypatch, kind, wind
     """What the rule SLOTS > WINDOW is for."""
     settings = {"link": kind, "window": window, "slots": window, "slot_bytes": 128}
     with pytest.raises(ValueError, match="must be more than window"):
-        tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000)), 3, **settings)
+        tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000), algo="ring"), 3, **settings)
     monkeypatch.setattr(communicator, "_check_settings", lambda settings: None)
     with pytest.raises(tricoll.CollectiveTimeout, match="waited for a free slot"):
-        tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000)), 3, **settings)
+        tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000), algo="ring"), 3, **settings)

@@ -82,7 +82,7 @@ class Played:
             share = x.narrow(0, me * (x.shape[0] // self.n), x.shape[0] // self.n)
             x, out = (x, share) if step.collective == "reduce_scatter" else (share, x)
         op = {} if step.collective == "all_gather" else {"op": step.op}
-        result = getattr(comm, step.collective)(x, **op, out=out, wire=step.dtypes[1])
+        result = getattr(comm, step.collective)(x, **op, out=out, wire=step.dtypes[1], algo="ring")
         assert result is (x if step.collective == "all_reduce" and out is None else out) or step.place == "new"
         return result
 
@@ -230,7 +230,9 @@ def test_both_tile_implementations_give_the_same_bits(simulate):
     for seed in range(3):
         inputs = testing.make_inputs(3, (100,), torch.float32, seed=seed)
         results = [
-            simulate(lambda comm: comm.all_reduce(inputs[comm.rank].clone(), wire="bf16"), 3, tiles=tiles).results
+            simulate(
+                lambda comm: comm.all_reduce(inputs[comm.rank].clone(), wire="bf16", algo="ring"), 3, tiles=tiles
+            ).results
             for tiles in ("torch", "triton")
         ]
         for one, other in zip(*results, strict=True):
@@ -326,7 +328,7 @@ def test_generations_cross_powers_of_two(simulate, boundary, slots, link, tiles)
     def every_call(comm):
         age(comm, start, channels, slots)
         meet(comm)
-        results = [comm.all_reduce(x[comm.rank].clone()) for x in inputs]
+        results = [comm.all_reduce(x[comm.rank].clone(), algo="ring") for x in inputs]
         return results, comm._counters[:channels].tolist()
 
     simulation = simulate(every_call, n, link=link, tiles=tiles, seed=slots, **options)
@@ -347,7 +349,9 @@ def test_the_seed_decides_the_order(simulate):
     inputs = testing.make_inputs(4, (500,), torch.float32)
 
     def trace(seed):
-        simulation = simulate(lambda c: c.all_reduce(inputs[c.rank].clone()), 4, seed=seed, link="put", **SMALL)
+        simulation = simulate(
+            lambda c: c.all_reduce(inputs[c.rank].clone(), algo="ring"), 4, seed=seed, link="put", **SMALL
+        )
         return [(e.kind, e.rank, e.channel, e.peer, e.nbytes) for e in simulation.trace]
 
     first = trace(1)
@@ -361,7 +365,8 @@ def test_the_seed_decides_the_order(simulate):
 def test_the_bits_do_not_depend_on_the_order(simulate):
     inputs = testing.make_inputs(4, (300,), torch.float32, "cancelling")
     results = [
-        simulate(lambda c: c.all_reduce(inputs[c.rank].clone()), 4, seed=seed, **SMALL).results for seed in range(20)
+        simulate(lambda c: c.all_reduce(inputs[c.rank].clone(), algo="ring"), 4, seed=seed, **SMALL).results
+        for seed in range(20)
     ]
     testing.assert_same_on_all_ranks([r for ranks in results for r in ranks])
 
