@@ -138,3 +138,33 @@ def combine(
     if whole < n:
         at = whole
         _sum(recv + at, stride, out + at, send + at, i, n - at, bases, me, world, KEEP, SEND, SPREAD, ROUND, OP, True)
+
+
+@jit
+def _merge_block(own, a, b, send, i, n, MASKED: tl.constexpr):
+    mask = i < n if MASKED else None
+    v = widen(tl.load(own + i, mask=mask))
+    v += widen(tl.load(a + i, mask=mask))
+    v += widen(tl.load(b + i, mask=mask))
+    tl.store(send + i, narrow(v, send.dtype.element_ty), mask=mask)
+
+
+def _merge(own, a, b, send, n, BLOCK):
+    """The twin of :func:`merge` in PyTorch."""
+    if n == 0:
+        return
+    cpu = program()
+    first = cpu.read(a, n)
+    total = cpu.scratch(n, torch.float32 if first.dtype.itemsize == 2 and first.is_floating_point() else first.dtype)
+    cpu.write(send, n).copy_(total.copy_(first).add_(cpu.read(own, n)).add_(cpu.read(b, n)))
+
+
+@jit(twin=_merge)
+def merge(own, a, b, send, n, BLOCK: tl.constexpr):
+    """Send own + a + b, rounded: this rank's input and two received slots of ``n`` elements."""
+    whole = n // BLOCK * BLOCK
+    i = tl.arange(0, BLOCK)
+    for start in range(0, whole, BLOCK):
+        _merge_block(own + start, a + start, b + start, send + start, i, n, False)
+    if whole < n:
+        _merge_block(own + whole, a + whole, b + whole, send + whole, i, n - whole, True)

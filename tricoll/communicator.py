@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from . import dispatch
+from . import dispatch, topology
 from .control import Control, Failure
 from .errors import CollectiveError, CollectiveMismatch
 from .fabric.base import Fabric, Heap
-from .kernels import direct, link, ring
+from .kernels import direct, link, ring, tree
 from .kernels.jit import TRITON
 
 DTYPES = {str(d).removeprefix("torch."): d for d in TRITON}
@@ -37,6 +37,7 @@ DIRECT = {
     ("one_shot", "all_reduce"): direct.one_shot_all_reduce,
     ("two_shot", "reduce_scatter"): direct.reduce_scatter,
     ("two_shot", "all_gather"): direct.all_gather,
+    ("tree", "all_reduce"): tree.all_reduce,
 }
 
 
@@ -103,7 +104,7 @@ def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
     """How the heap is divided: see ``kernels/link.py`` for what is in each part."""
     result: dict[str, Part] = {}
     start = 0
-    for algorithm in ("ring", "two_shot"):
+    for algorithm in ("ring", "two_shot", "tree"):
         name = dispatch.family(algorithm)
         links = dispatch.links(name, world_size) * s.channels
         flags = link.LINE // 8 * (1 + 2 * links)
@@ -126,6 +127,9 @@ class Communicator:
             self._heap = fabric.allocate(sum(part.words for part in self._parts.values()) * 8)
         self._counters = torch.zeros(len(self._parts) * 2 * settings.channels, dtype=torch.int64, device=fabric.device)
         self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
+        nodes = topology.double_binary_tree(fabric.rank, fabric.world_size)
+        places = [[node.parent, node.side, node.first, node.second] for node in nodes]
+        self._nodes = torch.tensor(places, dtype=torch.int64, device=fabric.device)
         self._control = Control(fabric, timeout, check)
 
     @property
@@ -166,8 +170,8 @@ class Communicator:
             op: "sum" or "avg" (the FP32 sum divided by the world size, before it is rounded), or a torch ReduceOp.
             out: where the result goes, a tensor with as many elements; its dtype may differ. None: in place, in ``x``.
             wire: the dtype that travels, by default that of ``x``. "bf16" halves the bytes of FP32 gradients.
-            algo: "auto", "ring", "two_shot" or "one_shot". The ring rounds what it sends at every hop; the others add
-                in rank order and round once: an element's bits depend on the ranks' values only.
+            algo: "auto", "ring", "tree", "two_shot" or "one_shot". Ring and tree round what they send on; the shots
+                add in rank order and round once: an element's bits depend on the ranks' values only.
             async_op: not available yet.
 
         Returns:
@@ -352,6 +356,7 @@ class Communicator:
             "bases": self._heap.bases,
             "counters": self._counters[part.counter : part.counter + 2 * settings.channels],
             "status": self._status,
+            "nodes": self._nodes,
             "numel": n * plan.chunk if call.collective in ("reduce_scatter", "all_gather") else call.numel,
             "chunk": plan.chunk,
             "piece": plan.piece,

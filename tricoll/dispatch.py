@@ -8,6 +8,7 @@ ALGORITHMS = {  # and the collectives that each has
     "ring": ("all_reduce", "reduce_scatter", "all_gather"),
     "two_shot": ("all_reduce", "reduce_scatter", "all_gather"),
     "one_shot": ("all_reduce",),
+    "tree": ("all_reduce",),
 }
 
 
@@ -57,6 +58,8 @@ def plan(collective: str, numel: int, itemsize: int, world_size: int, settings: 
     chunk = numel // world_size
     if algorithm == "one_shot":
         chunk = _round_up(numel, 16)
+    elif algorithm == "tree":
+        chunk = _round_up(-(-numel // 2), 16)
     elif collective == "all_reduce":
         chunk = _round_up(-(-numel // world_size), 16)
     part = -(-chunk // settings.channels)
@@ -67,13 +70,13 @@ def plan(collective: str, numel: int, itemsize: int, world_size: int, settings: 
 
 
 def family(algorithm: str) -> str:
-    """Which part of the heap an algorithm uses: "ring" or "direct"."""
-    return "ring" if algorithm == "ring" else "direct"
+    """Which part of the heap an algorithm uses, by the name of its kernels' file."""
+    return {"one_shot": "direct", "two_shot": "direct"}.get(algorithm, algorithm)
 
 
 def links(family: str, world_size: int) -> int:
     """Links into a rank, each with its slots for every channel."""
-    return 1 if family == "ring" else world_size
+    return {"ring": 1, "direct": world_size, "tree": 6}[family]
 
 
 def slot_bytes(algorithm: str, world_size: int, settings: Settings) -> int:

@@ -7,6 +7,8 @@ what is rounded when, and to what.
   dtype, because that is what travels.
 - The direct algorithms, two_shot and one_shot, round every rank's share to the wire dtype and add in rank order,
   x[0] + x[1] + ... + x[n-1].
+- The tree cuts the data into two halves, one a tree. A rank adds own + first child + second child, and rounds what it
+  sends up to the wire dtype.
 
 Floats of 16 and 32 bits are added in FP32, every other type in itself, and integers wrap. An average divides the sum,
 correctly rounded.
@@ -48,6 +50,10 @@ def all_reduce(
     _known(algorithm, op)
     wire, out_dtype = wire or inputs[0].dtype, out_dtype or inputs[0].dtype
     flat = [_flat(x) for x in inputs]
+    if algorithm == "tree":
+        half = chunk_size(flat[0].numel(), 2)
+        parts = [_tree_sum([x[t * half : (t + 1) * half] for x in flat], t, op, wire) for t in (0, 1)]
+        return torch.cat([part.to(wire).to(out_dtype) for part in parts]).view(inputs[0].shape)
     chunk = chunk or chunk_size(flat[0].numel(), len(inputs))
     parts = []
     for owner in range(len(inputs)):
@@ -174,9 +180,30 @@ def _direct_sum(shares: list[Tensor], owner: int, op: str, wire: torch.dtype) ->
     return _finish(functools.reduce(torch.add, order), n, op)
 
 
+def _tree_sum(shares: list[Tensor], tree: int, op: str, wire: torch.dtype) -> Tensor:
+    # One half, as the root of its tree has it before the last rounding. The second tree is the first with the ranks in
+    # the opposite order if their number is even, and one further if it is odd.
+    n, dtype = len(shares), accumulator(shares[0].dtype)
+    if tree == 1:
+        shares = shares[::-1] if n % 2 == 0 else shares[1:] + shares[:1]
+    children: dict[int, list[int]] = {rank: [] for rank in range(n)}
+    for rank in range(1, n):
+        bit = rank & -rank
+        parent = (rank ^ bit) | (bit << 1)
+        children[parent if parent < n else rank ^ bit].append(rank)
+
+    def up(rank: int) -> Tensor:
+        total = shares[rank].to(dtype)
+        for child in children[rank]:  # in the order of their ranks: below, above
+            total = total + up(child).to(wire).to(dtype)
+        return total
+
+    return _finish(up(0), n, op)
+
+
 def _finish(total: Tensor, n: int, op: str) -> Tensor:
     # By a tensor, because PyTorch may multiply by the reciprocal of a number.
     return total / torch.full_like(total, n) if op == "avg" else total
 
 
-SUMS = {"ring": _ring_sum, "two_shot": _direct_sum, "one_shot": _direct_sum}
+SUMS = {"ring": _ring_sum, "tree": _tree_sum, "two_shot": _direct_sum, "one_shot": _direct_sum}

@@ -1,4 +1,4 @@
-"""The direct algorithms in the simulator: the oracle's bits, whatever the cut, the schedule and the place."""
+"""Tree and direct algorithms in the simulator: the oracle's bits, whatever the cut, the schedule and the place."""
 
 import random
 
@@ -17,6 +17,7 @@ CALLS = (
     ("one_shot", "all_reduce"),
     ("two_shot", "reduce_scatter"),
     ("two_shot", "all_gather"),
+    ("tree", "all_reduce"),
 )
 
 
@@ -110,20 +111,35 @@ def test_bytes_sent(simulate, n, link):
             assert stats["payload_bytes"] == expected
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 16])
-@pytest.mark.parametrize(("algorithm", "steps"), [("one_shot", 1), ("two_shot", 2)])
-def test_steps(simulate, n, algorithm, steps):
-    """The critical path with infinite bandwidth: one latency a step, whatever the number of ranks."""
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+def test_bytes_sent_by_a_tree(simulate, n, link):
+    """All ranks together send the data n - 1 times up and n - 1 times down; none more than twice, and a bit."""
+    numel = 2 * 16 * 5
+    sent = [s["payload_bytes"] for s in simulate(tree, n, numel, link=link).stats]
+    assert sum(sent) == 2 * (n - 1) * numel * 2
+    assert max(sent) <= (2 if n % 2 == 0 else 2.5) * numel * 2
+
+
+def tree(comm, numel):
+    comm.all_reduce(torch.ones(numel), wire="bf16", algo="tree")
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 16, 32])
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "tree"])
+def test_steps(simulate, n, algorithm):
+    """The critical path with infinite bandwidth, in latencies: 1, 2, and twice the depth of a tree."""
     work = lambda comm: comm.all_reduce(torch.ones(100), algo=algorithm)
     time = simulate(work, n, profile=LinkProfile(alpha=1.0, beta=1e30)).virtual_time
-    assert time == pytest.approx(steps)
+    assert time == pytest.approx({"one_shot": 1, "two_shot": 2, "tree": 2 * (n - 1).bit_length()}[algorithm])
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_a_missing_rank_is_named(simulate, link):
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "tree"])
+def test_a_missing_rank_is_named(simulate, algorithm, link):
     def work(comm):
         if comm.rank != 2:
-            comm.all_reduce(torch.ones(10), algo="two_shot")
+            comm.all_reduce(torch.ones(10), algo=algorithm)
 
     with pytest.raises(RuntimeError, match=r"ranks \[2\] are gone.*waited for data from rank 2"):
         simulate(work, 4, link=link)

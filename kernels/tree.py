@@ -1,0 +1,219 @@
+"""The double binary tree: two trees at once, each with half of the data.
+
+In a tree, partial sums go up to the root and the result comes down again: 2 log2(n) steps, where a ring takes
+2 (n - 1). A rank sends its half up once, and down to at most two children. Since a rank that is an inner node of one
+tree is a leaf of the other, the two use all links evenly, and each rank sends at most about twice the data.
+
+A rank adds x + first child + second child, in FP32, and what goes up is rounded to the wire dtype; so is the result. An
+element is rounded once a level. Which tree an element is in depends on its place.
+
+Pieces follow each other: piece j goes up while piece j - WINDOW comes down. The root sends down at once, into a slot
+that its child gives back WINDOW pieces later; with SLOTS > WINDOW that is before anything that waits for this step. A
+rank goes up as a leaf first and comes down as a leaf last, so that nobody waits for its other tree.
+
+Links of a rank, for each tree: 0 and 1 from its children, 2 from its parent; the same numbers for the links to them.
+"""
+
+from typing import NamedTuple
+
+import triton.language as tl
+
+from . import link, shmem
+from .jit import jit
+from .tiles import merge, transfer
+
+
+class Work(NamedTuple):
+    """One channel's share of the data, and of the heap. Sizes and places are in elements."""
+
+    heap: object
+    bases: object
+    x: object
+    out: object
+    total: object
+    half: object  # elements in a tree
+    piece: object
+    part: object  # where this channel's part of each half starts
+    channels: object
+    me: object
+    world: object
+
+
+class Place(NamedTuple):
+    """This rank's place in one tree: ranks, or -1 for nobody; ``side`` is which child of its parent it is."""
+
+    tree: object
+    parent: object
+    side: object
+    first: object
+    second: object
+
+
+@jit
+def _place(nodes, tree):
+    at = nodes + 4 * tree
+    return Place(tree, shmem.load(at), shmem.load(at + 1), shmem.load(at + 2), shmem.load(at + 3))
+
+
+@jit
+def _sender(call, work, place, to, number, back, WIRE: tl.constexpr):
+    c = shmem.channel()
+    index = (3 * place.tree + number) * work.channels + c
+    free = (3 * place.tree + back) * work.channels + c
+    return link.sender(work.heap, work.bases, work.me, to, 6 * work.channels, index, free, call, WIRE)
+
+
+@jit
+def _receiver(call, work, place, source, number, back, WIRE: tl.constexpr):
+    c = shmem.channel()
+    index = (3 * place.tree + number) * work.channels + c
+    free = (3 * place.tree + back) * work.channels + c
+    return link.receiver(work.heap, work.bases, work.me, source, 6 * work.channels, index, free, call, WIRE)
+
+
+@jit
+def _to_parent(call, work, place, WIRE: tl.constexpr):
+    return _sender(call, work, place, max(place.parent, 0), place.side, 2, WIRE)
+
+
+@jit
+def _from_parent(call, work, place, WIRE: tl.constexpr):
+    return _receiver(call, work, place, max(place.parent, 0), 2, place.side, WIRE)
+
+
+@jit
+def _to_child(call, work, place, child, side, WIRE: tl.constexpr):
+    return _sender(call, work, place, max(child, 0), 2, side, WIRE)
+
+
+@jit
+def _from_child(call, work, place, child, side, WIRE: tl.constexpr):
+    return _receiver(call, work, place, max(child, 0), side, 2, WIRE)
+
+
+@jit
+def _up(call, work, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
+    # Piece j: add the children's partial sums to the own share, and pass the sum on. The root completes it, keeps it
+    # and sends it down. Returns the new ``ok``.
+    k, at = base + j, place.tree * work.half + work.part + j * work.piece
+    n = max(min(min(work.piece, work.half - work.part - j * work.piece), work.total - at), 0)
+    nbytes = n * (WIRE.primitive_bitwidth // 8)
+    own, out = work.x + at, work.out + at
+    one, two = (
+        _from_child(call, work, place, place.first, 0, WIRE),
+        _from_child(call, work, place, place.second, 1, WIRE),
+    )
+    if (ok == 1) & (place.first >= 0):
+        ok = link.await_data(one, call, k)
+    if (ok == 1) & (place.second >= 0):
+        ok = link.await_data(two, call, k)
+    a, b = link.slot(one, call, k), link.slot(two, call, k)
+    if place.parent >= 0:
+        tx = _to_parent(call, work, place, WIRE)
+        if ok == 1:
+            ok = link.acquire(tx, call, k)
+        if ok == 1:
+            send = link.slot(tx, call, k)
+            if place.second >= 0:
+                merge(own, a, b, send, n, BLOCK)
+            elif place.first >= 0:
+                transfer(own, a, own, send, n, work.world, True, True, False, True, "sum", BLOCK)
+            else:
+                transfer(own, send, own, send, n, work.world, True, False, False, True, "sum", BLOCK)
+            link.publish(tx, call, k, nbytes)
+    else:  # the root has a second child only
+        tx = _to_child(call, work, place, place.second, 1, WIRE)
+        if ok == 1:
+            ok = link.acquire(tx, call, k)
+        if ok == 1:
+            transfer(own, b, out, link.slot(tx, call, k), n, work.world, True, True, True, True, OP, BLOCK)
+            link.publish(tx, call, k, nbytes)
+    if (ok == 1) & (place.first >= 0):
+        link.release(one, call, k)
+    if (ok == 1) & (place.second >= 0):
+        link.release(two, call, k)
+    return ok
+
+
+@jit
+def _down(call, work, place, ok, j, base, BLOCK: tl.constexpr, WIRE: tl.constexpr):
+    # Piece j: keep the result that comes from the parent, and pass it on to the children. Returns the new ``ok``.
+    k, at = base + j, place.tree * work.half + work.part + j * work.piece
+    n = max(min(min(work.piece, work.half - work.part - j * work.piece), work.total - at), 0)
+    nbytes = n * (WIRE.primitive_bitwidth // 8)
+    out = work.out + at
+    rx = _from_parent(call, work, place, WIRE)
+    recv = link.slot(rx, call, k)
+    if ok == 1:
+        ok = link.await_data(rx, call, k)
+    if place.first >= 0:
+        tx = _to_child(call, work, place, place.first, 0, WIRE)
+        if ok == 1:
+            ok = link.acquire(tx, call, k)
+        if ok == 1:
+            transfer(recv, recv, out, link.slot(tx, call, k), n, work.world, False, True, True, True, "sum", BLOCK)
+            link.publish(tx, call, k, nbytes)
+    elif ok == 1:
+        transfer(recv, recv, out, recv, n, work.world, False, True, True, False, "sum", BLOCK)
+    if place.second >= 0:
+        tx = _to_child(call, work, place, place.second, 1, WIRE)
+        if ok == 1:
+            ok = link.acquire(tx, call, k)
+        if ok == 1:
+            transfer(recv, recv, out, link.slot(tx, call, k), n, work.world, False, True, False, True, "sum", BLOCK)
+            link.publish(tx, call, k, nbytes)
+    if ok == 1:
+        link.release(rx, call, k)
+    return ok
+
+
+@jit
+def _give_up(call, work, place, WIRE: tl.constexpr):
+    if place.parent >= 0:
+        parent = _to_parent(call, work, place, WIRE)
+        link.give_up(parent, _from_parent(call, work, place, WIRE), call, work.me)
+    if place.first >= 0:
+        child = _to_child(call, work, place, place.first, 0, WIRE)
+        link.give_up(child, _from_child(call, work, place, place.first, 0, WIRE), call, work.me)
+    if place.second >= 0:
+        child = _to_child(call, work, place, place.second, 1, WIRE)
+        link.give_up(child, _from_child(call, work, place, place.second, 1, WIRE), call, work.me)
+
+
+@jit
+def all_reduce(
+    x, out, heap, bases, counters, status, nodes,
+    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
+    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
+    WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
+    WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[i] = sum over ranks of x[i]. The halves have ``chunk`` elements. x and out may be the same memory.
+
+    ``nodes``: parent, side, first and second child of this rank, for each of the two trees.
+    """
+    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
+    chunk = chunk // 16 * 16
+    c = shmem.channel()
+    epoch = shmem.load(counters + channels + c) + 1
+    call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
+    work = Work(heap, bases, x, out, numel, chunk, piece, c * pieces * piece, channels, me, world)
+    base = shmem.load(counters + c)
+    inner = 0  # the tree in which this rank has children
+    if (shmem.load(nodes + 2) < 0) & (shmem.load(nodes + 3) < 0):
+        inner = 1
+    ok = 1
+    for j in range(0, pieces + WINDOW):
+        for turn in range(0, 2):
+            if j < pieces:
+                ok = _up(call, work, _place(nodes, (inner + 1 + turn) % 2), ok, j, base, OP, BLOCK, WIRE)
+        for turn in range(0, 2):
+            place = _place(nodes, (inner + turn) % 2)
+            if (j >= WINDOW) & (place.parent >= 0):
+                ok = _down(call, work, place, ok, j - WINDOW, base, BLOCK, WIRE)
+    if ok == 1:
+        shmem.store(counters + c, base + pieces)
+        shmem.store(counters + channels + c, epoch)
+    else:
+        _give_up(call, work, _place(nodes, 0), WIRE)
+        _give_up(call, work, _place(nodes, 1), WIRE)
