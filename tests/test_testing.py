@@ -308,9 +308,9 @@ def test_shapes_have_their_elements(data, numel, first):
 
 @given(testing.settings(), testing.schedules())
 def test_settings_are_valid(settings, schedule):
-    from tricoll.communicator import settings_for
+    from tricoll.workspace import settings_for
 
-    assert settings_for("sim", **settings).window < settings["slots"]
+    assert settings_for(**settings).window < settings["slots"]
     assert set(schedule) == {"seed", "delivery"}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import time
 import types
 from collections.abc import Iterator
@@ -13,23 +12,14 @@ from typing import Any
 
 import torch
 
-from . import dispatch, topology
+from . import dispatch, topology, workspace
 from .control import Control, Failure
 from .errors import CollectiveError, CollectiveMismatch
 from .fabric.base import Fabric, Heap
 from .kernels import direct, link, ring, tree
 from .kernels.jit import TRITON
+from .tensors import DTYPES, as_dtype, as_op, can_convert, check_overlap, plain
 
-DTYPES = {str(d).removeprefix("torch."): d for d in TRITON}
-SHORT = {
-    "fp64": "float64",
-    "fp32": "float32",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "float": "float32",
-    "half": "float16",
-}
-OPS = ("sum", "avg")
 KERNELS = {("ring", k.__name__): k for k in (ring.all_reduce, ring.reduce_scatter, ring.all_gather)}
 
 DIRECT = {
@@ -39,31 +29,6 @@ DIRECT = {
     ("two_shot", "all_gather"): direct.all_gather,
     ("tree", "all_reduce"): tree.all_reduce,
 }
-
-
-def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """A dtype given as an object or a name, short names such as "bf16" included."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    name = SHORT.get(dtype, dtype) if isinstance(dtype, str) else None
-    if name not in DTYPES:
-        raise TypeError(f"{dtype!r} is not a dtype that can be sent: one of {sorted(DTYPES)}")
-    return DTYPES[name]
-
-
-def as_op(op: Any) -> str:
-    """A reduction given as a string or a ``torch.distributed.ReduceOp``."""
-    name = op if isinstance(op, str) else getattr(op, "name", None) or str(op).rpartition(".")[2]
-    name = {"mean": "avg", "average": "avg"}.get(name.lower(), name.lower())
-    if name not in OPS:
-        raise TypeError(f"op is {op!r}; it can be one of {OPS}")
-    return name
-
-
-def can_convert(a: torch.dtype, b: torch.dtype) -> bool:
-    """Whether kernels cast one dtype to another: among floats of at most 32 bits, or not at all."""
-    small = (torch.float32, torch.float16, torch.bfloat16)
-    return a == b or (a in small and b in small)
 
 
 @dataclass(frozen=True)
@@ -90,30 +55,6 @@ class Call:
         return int.from_bytes(digest, "little")
 
 
-@dataclass(frozen=True)
-class Part:
-    """What a family of algorithms has of the heap, in words, and of the counters."""
-
-    start: int
-    words: int
-    flags: int  # words at the start that are not slots
-    counter: int
-
-
-def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
-    """How the heap is divided: see ``kernels/link.py`` for what is in each part."""
-    result: dict[str, Part] = {}
-    start = 0
-    for algorithm in ("ring", "two_shot", "tree"):
-        name = dispatch.family(algorithm)
-        links = dispatch.links(name, world_size) * s.channels
-        flags = link.LINE // 8 * (1 + 2 * links)
-        slots = links * s.slots * dispatch.slot_bytes(algorithm, world_size, s) * (1 if s.mapped else 2)
-        result[name] = Part(start, flags + slots // 8, flags, len(result) * 2 * s.channels)
-        start += flags + slots // 8
-    return result
-
-
 class Communicator:
     """A group of ranks that make the same calls in the same order. Made by :func:`tricoll.init`."""
 
@@ -122,7 +63,7 @@ class Communicator:
         self._calls, self._seconds = 0, 0.0
         self._unusable = ""
         self._heap: Heap | None = None
-        self._parts = parts(fabric.world_size, settings)
+        self._parts = workspace.parts(fabric.world_size, settings)
         if fabric.world_size > 1:
             self._heap = fabric.allocate(sum(part.words for part in self._parts.values()) * 8)
         self._counters = torch.zeros(len(self._parts) * 2 * settings.channels, dtype=torch.int64, device=fabric.device)
@@ -261,8 +202,8 @@ class Communicator:
             self._refuse(f"{collective}: refused, {error}")
             raise
         result = x if out is None else out
-        source = _plain(x)
-        target = source if result is x else _plain(result)
+        source = plain(x)
+        target = source if result is x else plain(result)
         with self._unusable_after_failure():
             self._control.enter(str(call))
             if self.world_size > 1:
@@ -328,7 +269,7 @@ class Communicator:
             raise TypeError(
                 f"cannot send {x.dtype} as {wire} and write {result.dtype}: casts are among float32/16, bfloat16"
             )
-        _check_overlap(collective, x, out, self.rank)
+        check_overlap(collective, x, out, self.rank)
         numel = result.numel() if collective == "all_gather" else x.numel()
         if algo == "auto":
             algo = dispatch.choose(collective, wire.itemsize, asked)
@@ -396,81 +337,3 @@ class Communicator:
         self._counters.zero_()
         self._status.zero_()
         self._control.meet()  # all ranks have emptied theirs
-
-
-def _plain(t: torch.Tensor) -> torch.Tensor:
-    """The tensor's values as one contiguous range of memory: itself if it is one, else a copy."""
-    return t.detach().resolve_neg().contiguous().view(-1)
-
-
-def _check_overlap(collective: str, x: torch.Tensor, out: torch.Tensor | None, rank: int) -> None:
-    result = x if out is None else out
-    extent = 1
-    for stride, size in sorted(zip(result.stride(), result.shape, strict=True)):
-        if size > 1 and result.numel():
-            if stride < extent:
-                raise ValueError(
-                    f"the result's elements share memory (shape {tuple(result.shape)}, strides {result.stride()}), "
-                    "so it cannot be written: give a contiguous tensor"
-                )
-            extent = stride * (size - 1) + extent
-    if out is None or not x.numel() or not out.numel():
-        return
-    first, last = (out, x) if collective == "all_gather" else (x, out)
-    places = {"all_reduce": 0, "reduce_scatter": rank * out.nbytes, "all_gather": rank * x.nbytes}
-    same = last.data_ptr() == first.data_ptr() + places[collective] and x.dtype == out.dtype
-    if (
-        not (same and x.is_contiguous() and out.is_contiguous())
-        and _span(x)[0] < _span(out)[1]
-        and _span(out)[0] < _span(x)[1]
-    ):
-        raise ValueError("x and out overlap in memory: give the same tensor (or out=None), or separate ones")
-
-
-def _span(t: torch.Tensor) -> tuple[int, int]:
-    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
-
-
-def settings_for(
-    fabric: str,
-    link: str = "auto",
-    channels: int | None = None,
-    slots: int | None = None,
-    slot_bytes: int | None = None,
-    window: int | None = None,
-    block: int | None = None,
-) -> dispatch.Settings:
-    """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else what suits the fabric."""
-
-    def choose(name: str, given: int | None, default: int) -> int:
-        text = os.environ.get(f"TRICOLL_{name.upper()}")
-        try:
-            return given if given is not None else int(text) if text else default
-        except ValueError:
-            raise ValueError(f"TRICOLL_{name.upper()} is {text!r}, not a number") from None
-
-    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", "mapped")
-    if link not in ("mapped", "put"):
-        raise ValueError(f"link is {link!r}; it can be 'auto', 'mapped' or 'put'")
-    result = dispatch.Settings(
-        mapped=link == "mapped",
-        channels=choose("channels", channels, 1),
-        slots=choose("slots", slots, 4),
-        slot_bytes=choose("slot_bytes", slot_bytes, 1 << 20),
-        window=choose("window", window, 2),
-        block=choose("block", block, 1 << 14),
-    )
-    _check_settings(result)
-    return result
-
-
-def _check_settings(s: dispatch.Settings) -> None:
-    if s.channels < 1 or s.window < 1:
-        raise ValueError(f"channels is {s.channels} and window is {s.window}; both must be at least 1")
-    if not s.window < s.slots <= link.MAX_SLOTS:
-        raise ValueError(f"slots is {s.slots}; it must be more than window ({s.window}) and at most {link.MAX_SLOTS}")
-    if s.slot_bytes < 128 or s.slot_bytes % 128:
-        raise ValueError(f"slot_bytes is {s.slot_bytes}; it must be a positive multiple of 128")
-    if s.block < 16 or s.block & (s.block - 1):
-        raise ValueError(f"block is {s.block}; it must be a power of two, at least 16")

@@ -21,7 +21,8 @@ the replicas drift apart.
 import torch
 import torch.distributed as dist
 
-from .communicator import Communicator, can_convert
+from .communicator import Communicator
+from .tensors import can_convert
 
 
 def bf16_hook(state: Communicator, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from .communicator import Communicator, settings_for
+from .communicator import Communicator
 from .errors import CollectiveError, CollectiveTimeout
 from .fabric import sim
 from .fabric.base import LinkProfile
 from .fabric.host import HostFabric
+from .workspace import settings_for
 
 _default: Communicator | None = None
 _epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
@@ -92,7 +93,7 @@ def connect(
         raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
-    chosen = settings_for("host", **settings)
+    chosen = settings_for(**settings)
     host = HostFabric(store, rank, world_size, timeout, tiles)
     try:
         return Communicator(host, chosen, timeout, check)
@@ -171,7 +172,7 @@ def simulate(
     Raises:
         What ``fn`` raised. A deadlock is a CollectiveTimeout that says who waits for whom.
     """
-    chosen = settings_for("sim", **settings)
+    chosen = settings_for(**settings)
     return sim.simulate(
         fn,
         world_size,

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tricoll
-from tricoll import communicator, testing
+from tricoll import testing, workspace
 from tricoll.fabric import sim
 from tricoll.kernels import link, ring, tiles
 
@@ -378,6 +378,6 @@ def test_as_many_slots_as_pieces_go_round_would_deadlock(monkeypatch, kind, wind
     settings = {"link": kind, "window": window, "slots": window, "slot_bytes": 128}
     with pytest.raises(ValueError, match="must be more than window"):
         tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000), algo="ring"), 3, **settings)
-    monkeypatch.setattr(communicator, "_check_settings", lambda settings: None)
+    monkeypatch.setattr(workspace, "check_settings", lambda settings: None)
     with pytest.raises(tricoll.CollectiveTimeout, match="waited for a free slot"):
         tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000), algo="ring"), 3, **settings)

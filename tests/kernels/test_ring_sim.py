@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import tricoll
 from tricoll import LinkProfile, dispatch, oracle, testing
-from tricoll.communicator import settings_for
 from tricoll.testing import Guarded, Layout
+from tricoll.workspace import settings_for
 
 pytestmark = [
     # Infinities and NaN are among the values; NumPy, which is under Triton's interpreter, warns of them.
@@ -240,7 +240,7 @@ def test_both_tile_implementations_give_the_same_bits(simulate):
 
 
 def test_chunks_are_the_oracles():
-    settings = settings_for("sim")
+    settings = settings_for()
     for n, numel in itertools.product(range(1, 20), [*range(70), 1000, 10_556_587, 2**31 + 8]):
         plan = dispatch.plan("all_reduce", numel, 2, n, settings, "ring")
         assert plan.chunk == oracle.chunk_size(numel, n)

@@ -1,0 +1,76 @@
+"""The symmetric memory of a communicator: the shape of its links, and which family of algorithms has which part."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from . import dispatch
+from .kernels import link
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a family of algorithms has of the heap, in words, and of the counters."""
+
+    start: int
+    words: int
+    flags: int  # words at the start that are not slots
+    counter: int
+
+
+def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
+    """How the heap is divided: see ``kernels/link.py`` for what is in each part."""
+    result: dict[str, Part] = {}
+    start = 0
+    for algorithm in ("ring", "two_shot", "tree"):
+        name = dispatch.family(algorithm)
+        links = dispatch.links(name, world_size) * s.channels
+        flags = link.LINE // 8 * (1 + 2 * links)
+        slots = links * s.slots * dispatch.slot_bytes(algorithm, world_size, s) * (1 if s.mapped else 2)
+        result[name] = Part(start, flags + slots // 8, flags, len(result) * 2 * s.channels)
+        start += flags + slots // 8
+    return result
+
+
+def settings_for(
+    link: str = "auto",
+    channels: int | None = None,
+    slots: int | None = None,
+    slot_bytes: int | None = None,
+    window: int | None = None,
+    block: int | None = None,
+) -> dispatch.Settings:
+    """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else what suits CPUs."""
+
+    def choose(name: str, given: int | None, default: int) -> int:
+        text = os.environ.get(f"TRICOLL_{name.upper()}")
+        try:
+            return given if given is not None else int(text) if text else default
+        except ValueError:
+            raise ValueError(f"TRICOLL_{name.upper()} is {text!r}, not a number") from None
+
+    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", "mapped")
+    if link not in ("mapped", "put"):
+        raise ValueError(f"link is {link!r}; it can be 'auto', 'mapped' or 'put'")
+    result = dispatch.Settings(
+        mapped=link == "mapped",
+        channels=choose("channels", channels, 1),
+        slots=choose("slots", slots, 4),
+        slot_bytes=choose("slot_bytes", slot_bytes, 1 << 20),
+        window=choose("window", window, 2),
+        block=choose("block", block, 1 << 14),
+    )
+    check_settings(result)
+    return result
+
+
+def check_settings(s: dispatch.Settings) -> None:
+    if s.channels < 1 or s.window < 1:
+        raise ValueError(f"channels is {s.channels} and window is {s.window}; both must be at least 1")
+    if not s.window < s.slots <= link.MAX_SLOTS:
+        raise ValueError(f"slots is {s.slots}; it must be more than window ({s.window}) and at most {link.MAX_SLOTS}")
+    if s.slot_bytes < 128 or s.slot_bytes % 128:
+        raise ValueError(f"slot_bytes is {s.slot_bytes}; it must be a positive multiple of 128")
+    if s.block < 16 or s.block & (s.block - 1):
+        raise ValueError(f"block is {s.block}; it must be a power of two, at least 16")
