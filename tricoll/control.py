@@ -89,7 +89,8 @@ class Control:
         what = f"call {self.sequence}, {call}"
         silent = sorted(set(range(self.fabric.world_size)) - set(seen))
         if mine.code == link.ABORTED and not silent:
-            return CollectiveTimeout(f"rank {self.fabric.rank}, {what}: others gave up waiting first ({reasons})")
+            first = (mine.cause & 0xFFFF) - 1
+            return CollectiveTimeout(f"rank {self.fabric.rank}, {what}: rank {first} gave up waiting first ({reasons})")
         return self._absence(silent, what, reasons)
 
     def _others(self) -> list[int]:

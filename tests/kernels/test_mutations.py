@@ -84,9 +84,7 @@ def mismatch(kind, seeds=60):
                     assert comm.all_reduce(x, algo="ring").unique().tolist() == [n * (n + 1) / 2 + n * k]
             deadlocks.extend(comm._fabric.world.scheduler.deadlock)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sim, "Scheduler", Uneven)
-            tricoll.simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=128)
+        tricoll.simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=128)
         assert not deadlocks, f"waited for a timeout: {deadlocks}"
 
 
@@ -129,33 +127,11 @@ def left_alone(kind, n, absent, seed):
     return {rank: result for rank, result in enumerate(results) if rank != absent}
 
 
-class Uneven(sim.Scheduler):
-    """Some tasks and some deliveries are much slower than others, so that ranks are further apart."""
-
-    one_times_out = False
-
-    def run(self):
-        eager, pace = self.random.choice((0.02, 0.1, 0.4, 0.8)), {}
-        while self.tasks:
-            runnable = [t for t in self.tasks if t.ready is None or t.ready()]
-            if self.puts and (not runnable or self.random.random() < eager):
-                self.deliver(self.random.randrange(len(self.puts)))
-            elif runnable:
-                paces = [pace.setdefault(t.name, self.random.choice((1.0, 1.0, 0.02))) for t in runnable]
-                self.switch(self.random.choices(runnable, paces)[0])
-            else:
-                self.deadlock = self.deadlock or [t.name for t in self.tasks]
-                for task in [self.random.choice(self.tasks)] if self.one_times_out else list(self.tasks):
-                    task.give_up = True
-                    self.switch(task)
-        while self.puts:
-            self.deliver(0)
-
-
-class OneTimesOut(Uneven):
+class OneTimesOut(sim.Scheduler):
     """When nobody can go on, the wait of one task times out, and not that of all."""
 
-    one_times_out = True
+    def losers(self):
+        return [self.random.choice(self.tasks)]
 
 
 SCENARIOS = (stream, mismatch, absence, impatience)
