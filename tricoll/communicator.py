@@ -20,11 +20,12 @@ from .kernels import direct, link, ring, tree
 from .kernels.jit import TRITON
 from .tensors import DTYPES, as_dtype, as_op, can_convert, check_overlap, plain
 
-KERNELS = {("ring", k.__name__): k for k in (ring.all_reduce, ring.reduce_scatter, ring.all_gather)}
-
-DIRECT = {
-    ("two_shot", "all_reduce"): direct.two_shot_all_reduce,
+KERNELS = {
+    ("ring", "all_reduce"): ring.all_reduce,
+    ("ring", "reduce_scatter"): ring.reduce_scatter,
+    ("ring", "all_gather"): ring.all_gather,
     ("one_shot", "all_reduce"): direct.one_shot_all_reduce,
+    ("two_shot", "all_reduce"): direct.two_shot_all_reduce,
     ("two_shot", "reduce_scatter"): direct.reduce_scatter,
     ("two_shot", "all_gather"): direct.all_gather,
     ("tree", "all_reduce"): tree.all_reduce,
@@ -317,7 +318,7 @@ class Communicator:
             "BLOCK": settings.block,
         }
         self._fabric.launch(
-            {**KERNELS, **DIRECT}.get((plan.algorithm, call.collective), ring.all_reduce), settings.channels, arguments
+            KERNELS.get((plan.algorithm, call.collective), ring.all_reduce), settings.channels, arguments
         )
         status = self._status.tolist()
         failures = [Failure(c, *words[:7]) for c, words in enumerate(status) if words[0] != link.OK]
