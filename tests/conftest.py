@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import gc
 import os
 import time
 from pathlib import Path
@@ -45,6 +46,7 @@ def no_new_name_in_shm():
     names = lambda: {p.name for p in folder.iterdir()} if folder.is_dir() else set()
     before = names()
     yield
+    gc.collect()  # a pool of multiprocessing keeps the names of its semaphores until it is collected
     deadline = time.monotonic() + 5
     while (left := names() - before) and time.monotonic() < deadline:  # another program may come and go
         time.sleep(0.1)
