@@ -103,7 +103,7 @@ def test_case_31a_a_killed_rank(pool, check, when):
 def test_case_31e_a_stopped_rank(pool, check):
     def work(comm):
         if comm.rank == 1:
-            subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -STOP {os.getpid()}; sleep 5; kill -CONT {os.getpid()}"])
+            subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -STOP {os.getpid()}; sleep 8; kill -CONT {os.getpid()}"])
 
         def calls():
             for _ in range(100_000):
@@ -159,10 +159,13 @@ def test_cases_13_and_14_different_calls(pool, check, name):
         again = comm.all_reduce(torch.full((3,), float(comm.rank))).tolist()
         return seconds, outcome, untouched, again
 
-    for rank, (seconds, (kind, text), untouched, again) in enumerate(pool(4).run(work, check=check)):
+    # The limit is the timeout's, because calls that use different links, as those of 16-bit and other types do, are only
+    # told apart when both sides have waited for each other.
+    outcomes = pool(4).run(work, check=check, timeout=TIMEOUT)
+    for rank, (seconds, (kind, text), untouched, again) in enumerate(outcomes):
         assert kind is tricoll.CollectiveMismatch
         assert f"rank {rank}, call 1" in text and "ranks [0, 2, 3]: " in text and "rank [1]: " in text
-        assert untouched and again == [6.0] * 3 and seconds < 5
+        assert untouched and again == [6.0] * 3 and seconds < TIMEOUT + 2
 
 
 @CHECKS
@@ -234,7 +237,7 @@ def test_segments_have_no_name_and_are_freed(tmp_path):
     script = """
 import os, signal, torch, tricoll
 def work(comm):
-    print(sorted(os.listdir("/dev/shm")), flush=True)
+    print([name for name in os.listdir("/dev/shm") if not name.startswith("sem.mp-")], flush=True)
     comm.all_reduce(torch.ones(1000))
     os.kill(os.getpid(), signal.SIGKILL)
 if __name__ == "__main__":
@@ -243,13 +246,18 @@ if __name__ == "__main__":
     except tricoll.PeerFailure as error:
         print(error)
 """
-    before = set(os.listdir(host.SHM))
+    before = names()
     (tmp_path / "script.py").write_text(script)
     command = [sys.executable, str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "killed by signal 9" in done.stdout, done
-    assert done.stdout.startswith(str(sorted(before)))
-    assert set(os.listdir(host.SHM)) == before
+    assert done.stdout.startswith(f"{before}\n")
+    assert names() == before
+
+
+def names():
+    """What lies in /dev/shm, without the semaphores that Python's multiprocessing removes at its own end."""
+    return [name for name in os.listdir(host.SHM) if not name.startswith("sem.mp-")]
 
 
 def test_segments_are_their_users_alone(monkeypatch):
