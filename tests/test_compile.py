@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from pathlib import Path
 
 import pytest
@@ -63,7 +63,7 @@ KERNEL_SOURCES = Path(importlib.import_module("tricoll.kernels").__file__).paren
 def cache():
     """What was compiled is there in the next session, if the kernels are still the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton.knobs.cache, "dir", cache_for(KERNEL_SOURCES))
+        patch.setenv("TRITON_CACHE_DIR", cache_for(KERNEL_SOURCES))
         yield
 
 
@@ -72,7 +72,7 @@ def builds(request, cache):
     """The binaries that the tests of this module ask for: compiled side by side, while tests look at the first."""
     calls = [item.callspec for item in request.session.items if item.path == request.path and hasattr(item, "callspec")]
     wanted = {call.params["compiled"]: None for call in calls if "compiled" in call.params}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with compile.processes(os.cpu_count()) as pool:
         yield {variant: pool.submit(compile.build, variant) for variant in wanted}
         pool.shutdown(cancel_futures=True)
 
@@ -379,7 +379,7 @@ def broken(tmp_path, monkeypatch, alone):
         path = tmp_path / name / file
         assert old in path.read_text(), "the test's text is out of date"
         path.write_text(path.read_text().replace(old, new))
-        monkeypatch.setattr(triton.knobs.cache, "dir", cache_for(tmp_path / name))
+        monkeypatch.setenv("TRITON_CACHE_DIR", cache_for(tmp_path / name))
         monkeypatch.syspath_prepend(tmp_path)
         ring = importlib.import_module(f"{name}.ring")
         monkeypatch.setattr(compile, "KERNELS", {f"ring.{key}": getattr(ring, key) for key in dir(ring)})

@@ -229,7 +229,7 @@ def _show(done: list[Compiled]) -> None:
 
 
 def _markdown(done: list[Compiled]) -> str:
-    from .compile import GPU, WARPS
+    from .compile import GPU, WARPS, WORLD_SIZE
 
     tools = []
     for package in ("triton", "nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12"):
@@ -244,7 +244,7 @@ def _markdown(done: list[Compiled]) -> str:
             "`cuobjdump` reads it. **Nothing here ran on a GPU**, and no figure says how fast a kernel is.",
             "",
             f"Compiled with {' and '.join(tools)}: {WARPS} warps, blocks of {GPU.block} elements,",
-            f"{GPU.slots} slots of {GPU.slot_bytes // 1024} KiB, 16-byte aligned tensors.",
+            f"{GPU.slots} slots of {GPU.slot_bytes // 1024} KiB a ring, {WORLD_SIZE} ranks, 16-byte aligned tensors.",
             "",
             "Registers and stack (bytes) are a thread's, shared memory (bytes) and code a program's. A put kernel",
             "holds the NVSHMEM functions that it calls, for every transport; calling them takes the stack.",
