@@ -159,8 +159,8 @@ def test_cases_13_and_14_different_calls(pool, check, name):
         again = comm.all_reduce(torch.full((3,), float(comm.rank))).tolist()
         return seconds, outcome, untouched, again
 
-    # The limit is the timeout's, because calls that use different links, as those of 16-bit and other types do, are only
-    # told apart when both sides have waited for each other.
+    # The limit is the timeout's, because calls that use different links, as those of 16-bit and other types do, are
+    # only told apart when both sides have waited for each other.
     outcomes = pool(4).run(work, check=check, timeout=TIMEOUT)
     for rank, (seconds, (kind, text), untouched, again) in enumerate(outcomes):
         assert kind is tricoll.CollectiveMismatch
@@ -323,23 +323,29 @@ def test_a_rank_that_hangs_is_ended(pool):
 
 def test_ranks_end_with_their_parent(tmp_path):
     """A killed parent leaves no process behind, even if a rank is busy."""
-    script = """
-import os, signal, time, tricoll
+    script = f"""
+import os, pathlib, time, tricoll
 def work(comm):
-    print(os.getpid(), flush=True)
+    pathlib.Path({str(tmp_path)!r}, f"pid{{comm.rank}}").write_text(f"{{os.getpid()}} ")
     time.sleep(60)
 if __name__ == "__main__":
     tricoll.launch(work, 2)
 """
     (tmp_path / "script.py").write_text(script)
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")], stdout=subprocess.PIPE, text=True)
-    pids = [int(parent.stdout.readline()) for _ in range(2)]
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "script.py")])
+    within(60, lambda: sum(f.read_text().endswith(" ") for f in tmp_path.glob("pid?")) == 2)
+    pids = [int(f.read_text()) for f in tmp_path.glob("pid?")]
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 5
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+    within(5, lambda: not any(alive(pid) for pid in pids))
+
+
+def within(seconds, condition):
+    """Wait until a condition holds; fail if it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
 
 
 def alive(pid):
