@@ -17,8 +17,10 @@ For that, control code keeps to what means the same everywhere: ``+ - * // % << 
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,6 +106,11 @@ class Kernel(JITFunction):
         self.cpu = cpu
         self.twin = cpu or twin or fn
 
+    @property
+    def cache_key(self) -> str:
+        """What Triton's cache is looked up by: with all of the device code, since its own key leaves primitives out."""
+        return super().cache_key + _sources()
+
     @functools.cached_property
     def interpreted(self) -> Callable:
         """The function with its assignments rewritten the way Triton's interpreter wants them."""
@@ -111,6 +118,12 @@ class Kernel(JITFunction):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self.interpreted if program().interpreted else self.twin)(*args, **kwargs)
+
+
+@functools.cache
+def _sources() -> str:
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def jit(fn: Callable | None = None, *, cpu: Callable | None = None, twin: Callable | None = None) -> Any:
