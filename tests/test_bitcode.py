@@ -250,7 +250,7 @@ def put_and_fetch(target, source, nbytes, flag, out, peer):
 
 @needs_wheel
 def test_a_kernel_links_with_the_slim_library(slim90, tmp_path, monkeypatch):
-    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "triton"))  # compile, whatever an earlier run left
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))  # compile, whatever an earlier run left
     types = {"target": "*i8", "source": "*i8", "nbytes": "i64", "flag": "*i64", "out": "*i64", "peer": "i32"}
     # JITFunction and not @triton.jit: this one is compiled in a run with TRITON_INTERPRET=1 too.
     kernel = ASTSource(triton.JITFunction(put_and_fetch), signature=types, constexprs={})
