@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import inspect
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -166,7 +165,7 @@ def interpreting(kernel: Kernel) -> Iterator[None]:
 def convert(kernel: Kernel, arguments: dict[str, Any], interpreted: bool) -> dict[str, Any]:
     """The arguments of a launch, as a direct or an interpreted run of the kernel wants them."""
     converted = {}
-    for name, parameter in inspect.signature(kernel.fn).parameters.items():
+    for name, parameter in kernel.signature.parameters.items():
         value = arguments[name]
         if "constexpr" in str(parameter.annotation):
             converted[name] = value
