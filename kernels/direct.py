@@ -1,15 +1,16 @@
-"""Direct collectives: every rank reaches every other in one step.
+"""Direct reductions: every rank reaches every other in one step.
 
-*Two-shot*: rank r collects chunk r from all ranks and adds it (a reduce-scatter), then gives the result to all (an
-all-gather). Two steps, and the minimum of bytes. *One-shot*: every rank gives all of its data to all, and each adds
-them itself. One step, and n - 1 times the data: for small messages.
+*Two-shot*: rank r collects chunk r from all ranks and reduces it (a reduce-scatter), then gives the result to all (an
+all-gather). Two steps, and the minimum of bytes. *One-shot*: every rank gives all of its data to all, and each reduces
+them itself. One step, and n - 1 times the data: for small messages. Both can also leave the result on one rank, the
+root, only: then a second step goes to the root alone, and a single one too.
 
-Both add in rank order, x[0] + x[1] + ... + x[n-1], in FP32, and round once. What is added has the wire dtype, the own
-share included, so an element's bits depend on the ranks' values only: not on where it lies, on the size of the message,
-or on how it is cut into chunks, channels and pieces. This is the reproducible mode.
+Both go through the ranks in their order, x[0] + x[1] + ... + x[n-1], in FP32, and round once. What is added has the
+wire dtype, the own share included, so an element's bits depend on the ranks' values only: not on where it lies, on the
+size of the message, or on how it is cut into chunks, channels and pieces. This is the reproducible mode.
 
-It takes a link between every two ranks, so it is for one NVLink domain or a few ranks. Link r of a rank carries what
-rank r sends to it; its own link carries nothing, and its slots hold the rank's own share, in line with the others'.
+It takes a link between every two ranks, so it is for one NVLink domain or a few ranks. A rank's link to itself carries
+nothing; its slots hold the rank's own share, in line with the others'.
 
 ``WINDOW`` pieces go through each phase together, so that one is on its way while another is worked on. With SLOTS >
 WINDOW it cannot deadlock: the sum of piece j needs slots that were given back after the sum of piece j - 1.
@@ -21,259 +22,276 @@ import triton.language as tl
 
 from . import link, shmem
 from .jit import jit
-from .tiles import combine, transfer
+from .numerics import Reduction
+from .tiles import Peers, Shares, join, transfer
 
 
 class Work(NamedTuple):
-    """One channel's share of the data, and of the heap. Sizes and places are in elements."""
+    """One channel's share of the data. Sizes and places are in elements."""
 
-    heap: object
-    bases: object
     x: object
     out: object
-    total: object  # elements in all chunks together
-    chunk: object
+    edges: object  # where each chunk starts, and where the last one ends
     piece: object
     part: object  # where this channel's part of each chunk starts
-    channels: object
-    me: object
+    root: object  # the rank that gets the result; the world size if all do
     world: object
+    ALIGNED: object  # whether chunks start at multiples of 16
 
 
 @jit
-def _sender(call, work, to, WIRE: tl.constexpr):
-    c = shmem.channel()
-    index, back = work.me * work.channels + c, to * work.channels + c
-    return link.sender(work.heap, work.bases, work.me, to, work.world * work.channels, index, back, call, WIRE)
+def _start(work, c):
+    at = shmem.load(work.edges + c)
+    if work.ALIGNED:
+        at = at // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
+    return at
 
 
 @jit
-def _receiver(call, work, source, WIRE: tl.constexpr):
-    c = shmem.channel()
-    index, back = source * work.channels + c, work.me * work.channels + c
-    return link.receiver(work.heap, work.bases, work.me, source, work.world * work.channels, index, back, call, WIRE)
+def _count(work, c, at):
+    # Elements of the piece that starts ``at`` in chunk c.
+    return max(min(work.piece, shmem.load(work.edges + c + 1) - shmem.load(work.edges + c) - at), 0)
 
 
 @jit
-def _count(work, at, offset):
-    # Elements of the piece that starts ``at`` in the chunk that starts at ``offset``.
-    return max(min(min(work.piece, work.chunk - at), work.total - offset - at), 0)
+def _to(call, net, rank, WIRE: tl.constexpr):
+    return link.to_rank(call, net, net.me, rank, rank, WIRE)
 
 
 @jit
-def _give(call, work, ok, first, window, k, spread, BLOCK: tl.constexpr, WIRE: tl.constexpr):
-    # Send pieces first to first + window of x, as messages k on. Rank p gets those of the chunk at p * spread.
+def _from(call, net, rank, WIRE: tl.constexpr):
+    return link.from_rank(call, net, net.me, rank, rank, WIRE)
+
+
+@jit
+def _give(
+    call, net, work, red, ok, first, window, m, SPREAD, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
+):
+    # Send pieces first to first + window of x, as messages m on of this kernel: with SPREAD chunk p to rank p, else the
+    # one chunk there is to every rank that wants it. Returns the new ``ok``.
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
         for turn in range(0, work.world):
-            to = (work.me + turn) % work.world  # everybody starts with another peer, to spread the traffic
-            n = _count(work, at, to * spread)
-            own = work.x + to * spread + at
-            if to == work.me:
-                mine = link.slot(_receiver(call, work, to, WIRE), call, k + j)
+            to = (net.me + turn) % work.world  # everybody starts with another peer, to spread the traffic
+            chunk = to if SPREAD else to * 0
+            n = _count(work, chunk, at)
+            own = work.x + _start(work, chunk) + at
+            if to == net.me:
+                mine = link.slot(_from(call, net, to, WIRE), call, shmem.load(link.received(net, to)) + m + j)
                 if ok == 1:
-                    transfer(own, mine, own, mine, n, work.world, True, False, False, True, "sum", BLOCK)
-            else:
-                tx = _sender(call, work, to, WIRE)
+                    transfer(own, mine, own, mine, n, red, True, False, False, True, False, OP, BLOCK)
+            elif SPREAD | (work.root == work.world) | (work.root == to):
+                tx, k = _to(call, net, to, WIRE), shmem.load(link.sent(net, to)) + m + j
                 if ok == 1:
-                    ok = link.acquire(tx, call, k + j)
+                    ok = link.acquire(tx, call, k)
                 if ok == 1:
-                    send = link.slot(tx, call, k + j)
-                    transfer(own, send, own, send, n, work.world, True, False, False, True, "sum", BLOCK)
-                    link.publish(tx, call, k + j, n * (WIRE.primitive_bitwidth // 8))
+                    send = link.slot(tx, call, k)
+                    transfer(own, send, own, send, n, red, True, False, False, True, False, OP, BLOCK)
+                    link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))
     return ok
 
 
 @jit
-def _await_all(call, work, ok, k, WIRE: tl.constexpr):
-    # Message k of every rank is here.
+def _await_all(call, net, work, ok, m, WIRE: tl.constexpr):
+    # Message m of every rank is here.
     for turn in range(1, work.world):
+        source = (net.me + turn) % work.world
         if ok == 1:
-            ok = link.await_data(_receiver(call, work, (work.me + turn) % work.world, WIRE), call, k)
+            ok = link.await_data(_from(call, net, source, WIRE), call, shmem.load(link.received(net, source)) + m)
     return ok
 
 
 @jit
-def _release_all(call, work, k, WIRE: tl.constexpr):
+def _release_all(call, net, work, m, WIRE: tl.constexpr):
     for turn in range(1, work.world):
-        link.release(_receiver(call, work, (work.me + turn) % work.world, WIRE), call, k)
+        source = (net.me + turn) % work.world
+        link.release(_from(call, net, source, WIRE), call, shmem.load(link.received(net, source)) + m)
+
+
+@jit
+def _shares(call, net, work, m, WIRE: tl.constexpr):
+    # Message m of every rank, to be read.
+    received, stride = link.received(net, net.me * 0), net.channels * call.SLOTS * call.SLOT
+    line = _from(call, net, net.me * 0, WIRE)
+    return Shares(line.slots, stride, received, net.channels, m, work.world, call.SLOTS, call.SLOT)
+
+
+@jit
+def _peers(call, net, work, m, WIRE: tl.constexpr):
+    # Message m to every rank that wants the result, to be written.
+    first, count, staging = work.root, net.me * 0 + 1, net.me * 0 + 1
+    if work.root == work.world:
+        first, count = net.me * 0, work.world
+    elif work.root == net.me:
+        staging = net.me * 0
+    stride = net.channels * call.SLOTS * call.SLOT
+    line = link.outgoing(call, net, net.me, first, staging, WIRE)
+    sent = link.sent(net, first)
+    return Peers(
+        line, stride, net.bases, net.me, first, count, sent, net.channels, m, call.MAPPED, call.SLOTS, call.SLOT
+    )  # fmt: skip
 
 
 @jit
 def _add(
-    call, work, ok, first, window, k, source, target, ROUND, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
+    call, net, work, red, ok, first, window, m, chunk, ROUND, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
 ):
-    # Add messages k on of all ranks into out: the chunk at ``source`` of the data, at ``target`` of the output.
-    line = _receiver(call, work, 0, WIRE)
-    stride = work.channels * call.SLOTS * call.SLOT
+    # Add messages m on of all ranks, pieces of a chunk, into out.
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
-        ok = _await_all(call, work, ok, k + j, WIRE)
+        ok = _await_all(call, net, work, ok, m + j, WIRE)
         if ok == 1:
-            recv, out, n = link.slot(line, call, k + j), work.out + target + at, _count(work, at, source)
-            combine(recv, stride, out, recv, n, work.bases, work.me, work.world, True, False, False, ROUND, OP, BLOCK)
-            _release_all(call, work, k + j, WIRE)
+            shares, peers = _shares(call, net, work, m + j, WIRE), _peers(call, net, work, m + j, WIRE)
+            recv, n = _from(call, net, net.me, WIRE).slots, _count(work, chunk, at)
+            out = work.out + at
+            join(shares, recv, out, recv, peers, n, red, True, False, True, False, False, True, ROUND, OP, BLOCK)
+            _release_all(call, net, work, m + j, WIRE)
     return ok
 
 
 @jit
-def _add_and_give(call, work, ok, first, window, k, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
-    # Like _add, for the own chunk, and send the result to every rank as messages k + window on, in the same pass.
-    line = _receiver(call, work, 0, WIRE)
-    stride = work.channels * call.SLOTS * call.SLOT
-    offset = work.me * work.chunk
+def _add_and_give(
+    call, net, work, red, ok, first, window, m, KEEP, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
+):
+    # Like _add, for the own chunk, and send the result to those who want it, as messages m + window on, in one pass.
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
-        n = _count(work, at, offset)
-        again = k + window + j
-        ok = _await_all(call, work, ok, k + j, WIRE)
+        n, again = _count(work, net.me, at), m + window + j
+        ok = _await_all(call, net, work, ok, m + j, WIRE)
         for turn in range(1, work.world):
-            if ok == 1:
-                ok = link.acquire(_sender(call, work, (work.me + turn) % work.world, WIRE), call, again)
+            to = (net.me + turn) % work.world
+            if (ok == 1) & ((work.root == work.world) | (work.root == to)):
+                ok = link.acquire(_to(call, net, to, WIRE), call, shmem.load(link.sent(net, to)) + again)
         if ok == 1:
-            recv, out = link.slot(line, call, k + j), work.out + offset + at
-            # Mapped: into the slot of the own link on every rank. Put: into one staging slot, which all puts read.
-            own = _sender(call, work, work.me, WIRE)
-            send = link.slot(own, call, again)
-            combine(
-                recv, stride, out, send, n, work.bases, work.me, work.world, True, True, call.MAPPED, True, OP, BLOCK
-            )
+            shares, peers = _shares(call, net, work, m + j, WIRE), _peers(call, net, work, again, WIRE)
+            recv, out = _from(call, net, net.me, WIRE).slots, work.out + _start(work, net.me) + at
+            join(shares, recv, out, recv, peers, n, red, True, False, KEEP, False, True, True, True, OP, BLOCK)
             for turn in range(1, work.world):
-                tx = _sender(call, work, (work.me + turn) % work.world, WIRE)
-                same = link.Sender(own.slots, tx.dest, tx.ready, tx.free, tx.abort, tx.peer)
-                link.publish(same, call, again, n * (WIRE.primitive_bitwidth // 8))
-            _release_all(call, work, k + j, WIRE)
+                to = (net.me + turn) % work.world
+                if (work.root == work.world) | (work.root == to):
+                    k = shmem.load(link.sent(net, to)) + again
+                    link.publish(_to(call, net, to, WIRE), call, k, n * (WIRE.primitive_bitwidth // 8))
+            _release_all(call, net, work, m + j, WIRE)
     return ok
 
 
 @jit
-def _collect(call, work, ok, first, window, k, nearest, BLOCK: tl.constexpr, WIRE: tl.constexpr):
-    # Write messages k on of all ranks into their chunks of out; the own one too if ``nearest`` is 0.
+def _collect(
+    call, net, work, red, ok, first, window, m, nearest, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
+):
+    # Write messages m on of all ranks into their chunks of out; the own one too if ``nearest`` is 0.
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
         for turn in range(nearest, work.world):
-            source = (work.me + turn) % work.world
-            n = _count(work, at, source * work.chunk)
-            rx = _receiver(call, work, source, WIRE)
-            if source != work.me:
-                if ok == 1:
-                    ok = link.await_data(rx, call, k + j)
+            source = (net.me + turn) % work.world
+            rx, k = _from(call, net, source, WIRE), shmem.load(link.received(net, source)) + m + j
+            if (ok == 1) & (source != net.me):
+                ok = link.await_data(rx, call, k)
             if ok == 1:
-                recv, out = link.slot(rx, call, k + j), work.out + source * work.chunk + at
-                transfer(recv, recv, out, recv, n, work.world, False, True, True, False, "sum", BLOCK)
-                if source != work.me:
-                    link.release(rx, call, k + j)
+                recv, out = link.slot(rx, call, k), work.out + _start(work, source) + at
+                n = _count(work, source, at)
+                transfer(recv, recv, out, recv, n, red, False, True, True, False, False, OP, BLOCK)
+                if source != net.me:
+                    link.release(rx, call, k)
     return ok
 
 
 @jit
-def _close(call, work, ok, counters, messages, WIRE: tl.constexpr):
-    # Count what the links have carried, and this kernel; or pass on that this rank has given up.
-    c = shmem.channel()
+def _close(call, net, work, ok, once, twice, WIRE: tl.constexpr):
+    # Count this kernel and what the links have carried: ``once`` messages to and from every rank, and ``twice`` more to
+    # those who want the result. Or pass on that this rank has given up.
     if ok == 1:
-        shmem.store(counters + c, messages)
-        shmem.store(counters + work.channels + c, call.epoch)
+        shmem.store(net.counters + shmem.channel(), call.epoch)
+        for rank in range(0, work.world):
+            link.advance(link.sent(net, rank), once)
+            link.advance(link.received(net, rank), once)
+            if (work.root == work.world) | (work.root == rank) | (rank == net.me):
+                link.advance(link.sent(net, rank), twice)
+            if (work.root == work.world) | (work.root == net.me) | (rank == net.me):
+                link.advance(link.received(net, rank), twice)
     else:
         for turn in range(1, work.world):
-            peer = (work.me + turn) % work.world
-            link.give_up(_sender(call, work, peer, WIRE), _receiver(call, work, peer, WIRE), call, work.me)
+            rank = (net.me + turn) % work.world
+            link.give_up(_to(call, net, rank, WIRE), _from(call, net, rank, WIRE), call, net.me)
 
 
 @jit
-def two_shot_all_reduce(
-    x, out, heap, bases, counters, status,
-    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
-    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
+def two_shot(
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64, root: tl.int32,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
-    WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+    WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, ROOTED: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = sum over ranks of x[i]. x and out have ``numel`` elements; they may be the same memory."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    if ALIGNED:
-        chunk = chunk // 16 * 16
+    """out = the reduction over ranks of x. They may be the same memory.
+
+    ROOTED: on rank ``root`` only. Else ``root`` is the world size.
+    """
+    piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
-    epoch = shmem.load(counters + channels + c) + 1
+    epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    work = Work(heap, bases, x, out, numel, chunk, piece, c * pieces * piece, channels, me, world)
-    base = shmem.load(counters + c)
+    net = link.Net(heap, bases, counters, world, channels, me)
+    work = Work(x, out, edges, piece, c * pieces * piece, root, world, ALIGNED)
+    red = Reduction(world, scale)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
-        k = base + 2 * first
-        ok = _give(call, work, ok, first, window, k, chunk, BLOCK, WIRE)
-        ok = _add_and_give(call, work, ok, first, window, k, OP, BLOCK, WIRE)
-        ok = _collect(call, work, ok, first, window, k + window, 1, BLOCK, WIRE)
-    _close(call, work, ok, counters, base + 2 * pieces, WIRE)
+        ok = _give(call, net, work, red, ok, first, window, 2 * first, True, OP, BLOCK, WIRE)
+        if ROOTED:
+            ok = _add_and_give(call, net, work, red, ok, first, window, 2 * first, False, OP, BLOCK, WIRE)
+            if me == root:
+                ok = _collect(call, net, work, red, ok, first, window, 2 * first + window, 0, OP, BLOCK, WIRE)
+        else:
+            ok = _add_and_give(call, net, work, red, ok, first, window, 2 * first, True, OP, BLOCK, WIRE)
+            ok = _collect(call, net, work, red, ok, first, window, 2 * first + window, 1, OP, BLOCK, WIRE)
+    _close(call, net, work, ok, pieces, pieces, WIRE)
 
 
 @jit
-def one_shot_all_reduce(
-    x, out, heap, bases, counters, status,
-    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
-    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
+def one_shot(
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64, root: tl.int32,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = sum over ranks of x[i], with one chunk of ``numel`` elements. They may be the same memory."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
+    """out = the reduction over ranks of x, which are one chunk: on rank ``root`` only, or on all if that is the world size."""
+    piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
-    epoch = shmem.load(counters + channels + c) + 1
+    epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    work = Work(heap, bases, x, out, numel, chunk, piece, c * pieces * piece, channels, me, world)
-    base = shmem.load(counters + c)
+    net = link.Net(heap, bases, counters, world, channels, me)
+    work = Work(x, out, edges, piece, c * pieces * piece, root, world, ALIGNED)
+    red = Reduction(world, scale)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
-        ok = _give(call, work, ok, first, window, base + first, chunk * 0, BLOCK, WIRE)
-        ok = _add(call, work, ok, first, window, base + first, chunk * 0, chunk * 0, True, OP, BLOCK, WIRE)
-    _close(call, work, ok, counters, base + pieces, WIRE)
+        ok = _give(call, net, work, red, ok, first, window, first, False, OP, BLOCK, WIRE)
+        if (root == world) | (root == me):
+            ok = _add(call, net, work, red, ok, first, window, first, first * 0, True, OP, BLOCK, WIRE)
+    _close(call, net, work, ok, pieces * 0, pieces, WIRE)
 
 
 @jit
 def reduce_scatter(
-    x, out, heap, bases, counters, status,
-    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
-    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64, root: tl.int32,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out = chunk ``me`` of the sum over ranks of x. x has ``numel`` = world x chunk elements, out has ``chunk``."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    if ALIGNED:
-        chunk = chunk // 16 * 16
+    """out = chunk ``me`` of the reduction over ranks of x, which holds all chunks. ``root`` is the world size."""
+    piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
-    epoch = shmem.load(counters + channels + c) + 1
+    epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    work = Work(heap, bases, x, out, numel, chunk, piece, c * pieces * piece, channels, me, world)
-    base = shmem.load(counters + c)
+    net = link.Net(heap, bases, counters, world, channels, me)
+    work = Work(x, out, edges, piece, c * pieces * piece, root, world, ALIGNED)
+    red = Reduction(world, scale)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
-        ok = _give(call, work, ok, first, window, base + first, chunk, BLOCK, WIRE)
-        ok = _add(call, work, ok, first, window, base + first, me * chunk, chunk * 0, False, OP, BLOCK, WIRE)
-    _close(call, work, ok, counters, base + pieces, WIRE)
-
-
-@jit
-def all_gather(
-    x, out, heap, bases, counters, status,
-    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
-    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
-    WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
-    WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Chunk r of out = x of rank r. x has ``chunk`` elements, out has ``numel`` = world x chunk. OP is not used."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    if ALIGNED:
-        chunk = chunk // 16 * 16
-    c = shmem.channel()
-    epoch = shmem.load(counters + channels + c) + 1
-    call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    work = Work(heap, bases, x, out, numel, chunk, piece, c * pieces * piece, channels, me, world)
-    base = shmem.load(counters + c)
-    ok = 1
-    for first in range(0, pieces, WINDOW):
-        window = min(WINDOW, pieces - first)
-        ok = _give(call, work, ok, first, window, base + first, chunk * 0, BLOCK, WIRE)
-        ok = _collect(call, work, ok, first, window, base + first, 0, BLOCK, WIRE)
-    _close(call, work, ok, counters, base + pieces, WIRE)
+        ok = _give(call, net, work, red, ok, first, window, first, True, OP, BLOCK, WIRE)
+        ok = _add(call, net, work, red, ok, first, window, first, me, False, OP, BLOCK, WIRE)
+    _close(call, net, work, ok, pieces, pieces * 0, WIRE)

@@ -51,6 +51,8 @@ TORCH = {  # Triton's element types as PyTorch's
     tl.float32: torch.float32,
     tl.float16: torch.float16,
     tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
     tl.int64: torch.int64,
     tl.int32: torch.int32,
     tl.int16: torch.int16,
@@ -95,14 +97,14 @@ class Pointer:
 class Kernel(JITFunction):
     """A Triton function that can also be called from Python while a CPU program is bound.
 
-    Integers are not specialised, neither by value nor by divisibility, so that a kernel has one binary for each set of
+    Numbers are not specialised, neither by value nor by divisibility, so that a kernel has one binary for each set of
     dtypes, pointer alignments and constexprs: few enough to compile ahead of time.
     """
 
     def __init__(self, fn: Callable, cpu: Callable | None = None, twin: Callable | None = None) -> None:
         parameters = inspect.signature(fn).parameters.values()
-        integers = [p.name for p in parameters if str(p.annotation).startswith("int")]
-        super().__init__(fn, do_not_specialize=integers)
+        numbers = [p.name for p in parameters if str(p.annotation).startswith(("int", "fp"))]
+        super().__init__(fn, do_not_specialize=numbers)
         self.cpu = cpu
         self.twin = cpu or twin or fn
 

@@ -54,6 +54,20 @@ class Call(NamedTuple):
     SLOT: object  # elements a slot
 
 
+class Net(NamedTuple):
+    """A link between every two of some ranks, in both directions, in one family's part of the heap.
+
+    ``counters``: the epoch of each channel, then how many messages each link and channel has sent, then received.
+    """
+
+    heap: object
+    bases: object
+    counters: object
+    links: object  # into a rank: one from each, itself included
+    channels: object
+    me: object
+
+
 class Sender(NamedTuple):
     """The sending end. ``slots`` is where this rank writes: the peer's slots, or its own staging slots."""
 
@@ -117,6 +131,57 @@ def receiver(heap, bases, me, source, links, index, back, call, WIRE: tl.constex
     if call.MAPPED:
         there = shmem.peer(heap, bases, me, source)
     return Receiver(_slots(heap, 0, links, index, call, WIRE), _ready(heap, index), _free(there, back), there, source)
+
+
+# A net: link i comes from the net's i-th rank. ``here`` and ``there`` say which one this rank is, and the other.
+
+
+@jit
+def to_rank(call, net, here, there, rank, WIRE: tl.constexpr):
+    """The sending end of the link to ``rank``, which is number ``there``."""
+    c = shmem.channel()
+    index, back = here * net.channels + c, there * net.channels + c
+    return sender(net.heap, net.bases, net.me, rank, net.links * net.channels, index, back, call, WIRE)
+
+
+@jit
+def from_rank(call, net, here, there, rank, WIRE: tl.constexpr):
+    """The receiving end of the link from ``rank``, which is number ``there``."""
+    c = shmem.channel()
+    index, back = there * net.channels + c, here * net.channels + c
+    return receiver(net.heap, net.bases, net.me, rank, net.links * net.channels, index, back, call, WIRE)
+
+
+@jit
+def outgoing(call, net, here, there, staging, WIRE: tl.constexpr):
+    """Where this rank writes what goes to number ``there``: symmetric slots if mapped, else its own staging slots.
+
+    ``staging`` is 0 where the rank writes to itself, else 1.
+    """
+    c, links = shmem.channel(), net.links * net.channels
+    if call.MAPPED:
+        at = _slots(net.heap, 0, links, here * net.channels + c, call, WIRE)
+    else:
+        at = _slots(net.heap, staging, links, there * net.channels + c, call, WIRE)
+    return at
+
+
+@jit
+def sent(net, there):
+    """The word that counts the messages sent to number ``there``."""
+    return net.counters + (1 + there) * net.channels + shmem.channel()
+
+
+@jit
+def received(net, there):
+    """The word that counts the messages received from number ``there``."""
+    return net.counters + (1 + net.links + there) * net.channels + shmem.channel()
+
+
+@jit
+def advance(counter, messages):
+    """Count messages; when a kernel has finished, not before: all of it numbers them from where the counter stands."""
+    shmem.store(counter, shmem.load(counter) + messages)
 
 
 @jit

@@ -21,6 +21,7 @@ import triton.language as tl
 
 from . import link, shmem
 from .jit import jit
+from .numerics import Reduction
 from .tiles import transfer
 
 
@@ -29,21 +30,31 @@ class Work(NamedTuple):
 
     x: object
     out: object
-    total: object  # elements in all chunks together
-    chunk: object
+    edges: object  # where each chunk starts, and where the last one ends
     piece: object
-    pieces: object  # a channel
     part: object  # where this channel's part of each chunk starts
-    world: object
+    ALIGNED: object  # whether chunks start at multiples of 16
 
 
 @jit
-def _hop(call, tx, rx, work, ok, first, window, k, source, target, OWN, RECV, KEEP, SEND, OP, BLOCK: tl.constexpr):
-    # Pieces first to first + window of one chunk go one rank further, as messages k on. The chunk starts at
-    # ``source`` in the input and at ``target`` in the output. Returns the new ``ok``.
+def _start(work, c):
+    at = shmem.load(work.edges + c)
+    if work.ALIGNED:
+        at = at // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
+    return at
+
+
+@jit
+def _hop(
+    call, tx, rx, work, red, ok, first, window, k, c, source, target, OWN, RECV, KEEP, SEND, LAST,
+    OP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    # Pieces first to first + window of chunk c go one rank further, as messages k on. The chunk starts at ``source``
+    # in the input and at ``target`` in the output. Returns the new ``ok``.
+    size = shmem.load(work.edges + c + 1) - shmem.load(work.edges + c)
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
-        n = max(min(min(work.piece, work.chunk - at), work.total - max(source, target) - at), 0)
+        n = max(min(work.piece, size - at), 0)
         sent = k + j
         received = sent - window if RECV else sent  # what is passed on now was sent one step earlier by the left
         if ok == 1:
@@ -55,7 +66,7 @@ def _hop(call, tx, rx, work, ok, first, window, k, source, target, OWN, RECV, KE
         if ok == 1:
             own, out = work.x + source + at, work.out + target + at
             recv, send = link.slot(rx, call, received), link.slot(tx, call, sent)
-            transfer(own, recv, out, send, n, work.world, OWN, RECV, KEEP, SEND, OP, BLOCK)
+            transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP, BLOCK)
             if SEND:
                 link.publish(tx, call, sent, n * (send.dtype.element_ty.primitive_bitwidth // 8))
             if RECV:
@@ -65,138 +76,250 @@ def _hop(call, tx, rx, work, ok, first, window, k, source, target, OWN, RECV, KE
 
 @jit
 def _close(call, tx, rx, ok, counters, channels, messages, me):
-    # Count what the links have carried, and this kernel; or pass on that this rank has given up.
+    # Count this kernel, and what the links have carried; or pass on that this rank has given up.
     c = shmem.channel()
     if ok == 1:
-        shmem.store(counters + c, messages)
-        shmem.store(counters + channels + c, call.epoch)
+        shmem.store(counters + c, call.epoch)
+        shmem.store(counters + channels + c, messages)
     else:
         link.give_up(tx, rx, call, me)
 
 
 @jit
 def all_reduce(
-    x, out, heap, bases, counters, status,
-    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
-    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = sum over ranks of x[i]. x and out have ``numel`` elements; they may be the same memory."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    if ALIGNED:
-        chunk = chunk // 16 * 16
+    """out = the reduction over ranks of x, element by element. They may be the same memory."""
+    piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
-    call = link.Call(
-        fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
-    )
+    epoch = shmem.load(counters + c) + 1
+    call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
-    base = shmem.load(counters + c)
+    work = Work(x, out, edges, piece, c * pieces * piece, ALIGNED)
+    red = Reduction(world, scale)
+    base = shmem.load(counters + channels + c)
     ok = 1
     hops = 2 * world - 2
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
         k = base + hops * first
         # Reduce-scatter: start the left neighbour's chunk, add to those that pass.
-        at = chunk * ((me + world - 1) % world)
-        ok = _hop(call, tx, rx, work, ok, first, window, k, at, at, True, False, False, True, "sum", BLOCK)
+        chunk = (me + world - 1) % world
+        at = _start(work, chunk)
+        ok = _hop(
+            call, tx, rx, work, red, ok, first, window, k, chunk, at, at, True, False, False, True, False, OP, BLOCK
+        )
         for step in range(1, world - 1):
-            at = chunk * ((me + 2 * world - 1 - step) % world)
+            chunk = (me + 2 * world - 1 - step) % world
+            at, sent = _start(work, chunk), k + step * window
             ok = _hop(
-                call, tx, rx, work, ok, first, window, k + step * window, at, at, True, True, False, True, "sum", BLOCK
+                call,
+                tx,
+                rx,
+                work,
+                red,
+                ok,
+                first,
+                window,
+                sent,
+                chunk,
+                at,
+                at,
+                True,
+                True,
+                False,
+                True,
+                False,
+                OP,
+                BLOCK,
             )
         # The own chunk is complete: keep it and send it on.
-        at = chunk * me
-        ok = _hop(
-            call, tx, rx, work, ok, first, window, k + (world - 1) * window, at, at, True, True, True, True, OP, BLOCK
-        )
+        at, sent = _start(work, me), k + (world - 1) * window
+        ok = _hop(call, tx, rx, work, red, ok, first, window, sent, me, at, at, True, True, True, True, True, OP, BLOCK)
         # All-gather: keep and pass on what the others have completed; the last one goes no further.
         for step in range(world, hops):
-            at = chunk * ((me + 2 * world - 1 - step) % world)
+            chunk = (me + 2 * world - 1 - step) % world
+            at, sent = _start(work, chunk), k + step * window
             ok = _hop(
-                call, tx, rx, work, ok, first, window, k + step * window, at, at, False, True, True, True, "sum", BLOCK
+                call,
+                tx,
+                rx,
+                work,
+                red,
+                ok,
+                first,
+                window,
+                sent,
+                chunk,
+                at,
+                at,
+                False,
+                True,
+                True,
+                True,
+                False,
+                OP,
+                BLOCK,
             )
-        at = chunk * ((me + 1) % world)
+        chunk = (me + 1) % world
+        at, sent = _start(work, chunk), k + hops * window
         ok = _hop(
-            call, tx, rx, work, ok, first, window, k + hops * window, at, at, False, True, True, False, "sum", BLOCK
+            call, tx, rx, work, red, ok, first, window, sent, chunk, at, at, False, True, True, False, False, OP, BLOCK
         )
     _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)
 
 
 @jit
 def reduce_scatter(
-    x, out, heap, bases, counters, status,
-    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
-    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out = chunk ``me`` of the sum over ranks of x. x has ``numel`` = world x chunk elements, out has ``chunk``."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    if ALIGNED:
-        chunk = chunk // 16 * 16
+    """out = chunk ``me`` of the reduction over ranks of x, which holds all chunks."""
+    piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
-    call = link.Call(
-        fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
-    )
+    epoch = shmem.load(counters + c) + 1
+    call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
-    base = shmem.load(counters + c)
+    work = Work(x, out, edges, piece, c * pieces * piece, ALIGNED)
+    red = Reduction(world, scale)
+    base = shmem.load(counters + channels + c)
     ok = 1
     hops = world - 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
         k = base + hops * first
-        at = chunk * ((me + world - 1) % world)
-        ok = _hop(call, tx, rx, work, ok, first, window, k, at, 0, True, False, False, True, "sum", BLOCK)
-        for step in range(1, hops):
-            at = chunk * ((me + 2 * world - 1 - step) % world)
-            ok = _hop(
-                call, tx, rx, work, ok, first, window, k + step * window, at, 0, True, True, False, True, "sum", BLOCK
-            )
-        # Nobody else needs the own chunk: it goes from FP32 to the output, not through the wire dtype.
+        chunk = (me + world - 1) % world
         ok = _hop(
-            call, tx, rx, work, ok, first, window, k + hops * window, chunk * me, 0, True, True, True, False, OP, BLOCK
+            call,
+            tx,
+            rx,
+            work,
+            red,
+            ok,
+            first,
+            window,
+            k,
+            chunk,
+            _start(work, chunk),
+            0,
+            True,
+            False,
+            False,
+            True,
+            False,
+            OP,
+            BLOCK,
         )
+        for step in range(1, hops):
+            chunk = (me + 2 * world - 1 - step) % world
+            at, sent = _start(work, chunk), k + step * window
+            ok = _hop(
+                call,
+                tx,
+                rx,
+                work,
+                red,
+                ok,
+                first,
+                window,
+                sent,
+                chunk,
+                at,
+                0,
+                True,
+                True,
+                False,
+                True,
+                False,
+                OP,
+                BLOCK,
+            )
+        # Nobody else needs the own chunk: it goes from the accumulator to the output, not through the wire dtype.
+        at, sent = _start(work, me), k + hops * window
+        ok = _hop(call, tx, rx, work, red, ok, first, window, sent, me, at, 0, True, True, True, False, True, OP, BLOCK)
     _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)
 
 
 @jit
 def all_gather(
-    x, out, heap, bases, counters, status,
-    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
-    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Chunk r of out = x of rank r. x has ``chunk`` elements, out has ``numel`` = world x chunk. OP is not used."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    if ALIGNED:
-        chunk = chunk // 16 * 16
+    """Chunk r of out = x of rank r. OP is not used."""
+    piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
-    call = link.Call(
-        fingerprint, shmem.load(counters + channels + c) + 1, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT
-    )
+    epoch = shmem.load(counters + c) + 1
+    call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, numel, chunk, piece, pieces, c * pieces * piece, world)
-    base = shmem.load(counters + c)
+    work = Work(x, out, edges, piece, c * pieces * piece, ALIGNED)
+    red = Reduction(world, scale)
+    base = shmem.load(counters + channels + c)
     ok = 1
     hops = world - 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
         k = base + hops * first
-        ok = _hop(call, tx, rx, work, ok, first, window, k, 0, chunk * me, True, False, True, True, "sum", BLOCK)
-        for step in range(1, hops):
-            at = chunk * ((me + world - step) % world)
-            ok = _hop(
-                call, tx, rx, work, ok, first, window, k + step * window, 0, at, False, True, True, True, "sum", BLOCK
-            )
-        at = chunk * ((me + 1) % world)
         ok = _hop(
-            call, tx, rx, work, ok, first, window, k + hops * window, 0, at, False, True, True, False, "sum", BLOCK
+            call,
+            tx,
+            rx,
+            work,
+            red,
+            ok,
+            first,
+            window,
+            k,
+            me,
+            0,
+            _start(work, me),
+            True,
+            False,
+            True,
+            True,
+            False,
+            OP,
+            BLOCK,
+        )
+        for step in range(1, hops):
+            chunk = (me + world - step) % world
+            at, sent = _start(work, chunk), k + step * window
+            ok = _hop(
+                call,
+                tx,
+                rx,
+                work,
+                red,
+                ok,
+                first,
+                window,
+                sent,
+                chunk,
+                0,
+                at,
+                False,
+                True,
+                True,
+                True,
+                False,
+                OP,
+                BLOCK,
+            )
+        chunk = (me + 1) % world
+        at, sent = _start(work, chunk), k + hops * window
+        ok = _hop(
+            call, tx, rx, work, red, ok, first, window, sent, chunk, 0, at, False, True, True, False, False, OP, BLOCK
         )
     _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)

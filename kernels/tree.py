@@ -20,6 +20,7 @@ import triton.language as tl
 
 from . import link, shmem
 from .jit import jit
+from .numerics import Reduction
 from .tiles import merge, transfer
 
 
@@ -30,13 +31,11 @@ class Work(NamedTuple):
     bases: object
     x: object
     out: object
-    total: object
-    half: object  # elements in a tree
+    edges: object  # where each tree's half starts, and where the second ends
     piece: object
     part: object  # where this channel's part of each half starts
     channels: object
     me: object
-    world: object
 
 
 class Place(NamedTuple):
@@ -53,6 +52,19 @@ class Place(NamedTuple):
 def _place(nodes, tree):
     at = nodes + 4 * tree
     return Place(tree, shmem.load(at), shmem.load(at + 1), shmem.load(at + 2), shmem.load(at + 3))
+
+
+@jit
+def _start(work, place):
+    # The halves start at multiples of 16; said this way, the compiler sees it.
+    return shmem.load(work.edges + place.tree) // 16 * 16
+
+
+@jit
+def _count(work, place, j):
+    # Elements of piece j.
+    half = shmem.load(work.edges + place.tree + 1) - shmem.load(work.edges + place.tree)
+    return max(min(work.piece, half - work.part - j * work.piece), 0)
 
 
 @jit
@@ -92,11 +104,10 @@ def _from_child(call, work, place, child, side, WIRE: tl.constexpr):
 
 
 @jit
-def _up(call, work, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
+def _up(call, work, red, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
     # Piece j: add the children's partial sums to the own share, and pass the sum on. The root completes it, keeps it
     # and sends it down. Returns the new ``ok``.
-    k, at = base + j, place.tree * work.half + work.part + j * work.piece
-    n = max(min(min(work.piece, work.half - work.part - j * work.piece), work.total - at), 0)
+    k, at, n = base + j, _start(work, place) + work.part + j * work.piece, _count(work, place, j)
     nbytes = n * (WIRE.primitive_bitwidth // 8)
     own, out = work.x + at, work.out + at
     one, two = (
@@ -115,18 +126,18 @@ def _up(call, work, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constexpr, W
         if ok == 1:
             send = link.slot(tx, call, k)
             if place.second >= 0:
-                merge(own, a, b, send, n, BLOCK)
+                merge(own, a, b, send, n, red, OP, BLOCK)
             elif place.first >= 0:
-                transfer(own, a, own, send, n, work.world, True, True, False, True, "sum", BLOCK)
+                transfer(own, a, own, send, n, red, True, True, False, True, False, OP, BLOCK)
             else:
-                transfer(own, send, own, send, n, work.world, True, False, False, True, "sum", BLOCK)
+                transfer(own, send, own, send, n, red, True, False, False, True, False, OP, BLOCK)
             link.publish(tx, call, k, nbytes)
     else:  # the root has a second child only
         tx = _to_child(call, work, place, place.second, 1, WIRE)
         if ok == 1:
             ok = link.acquire(tx, call, k)
         if ok == 1:
-            transfer(own, b, out, link.slot(tx, call, k), n, work.world, True, True, True, True, OP, BLOCK)
+            transfer(own, b, out, link.slot(tx, call, k), n, red, True, True, True, True, True, OP, BLOCK)
             link.publish(tx, call, k, nbytes)
     if (ok == 1) & (place.first >= 0):
         link.release(one, call, k)
@@ -136,10 +147,9 @@ def _up(call, work, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constexpr, W
 
 
 @jit
-def _down(call, work, place, ok, j, base, BLOCK: tl.constexpr, WIRE: tl.constexpr):
+def _down(call, work, red, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
     # Piece j: keep the result that comes from the parent, and pass it on to the children. Returns the new ``ok``.
-    k, at = base + j, place.tree * work.half + work.part + j * work.piece
-    n = max(min(min(work.piece, work.half - work.part - j * work.piece), work.total - at), 0)
+    k, at, n = base + j, _start(work, place) + work.part + j * work.piece, _count(work, place, j)
     nbytes = n * (WIRE.primitive_bitwidth // 8)
     out = work.out + at
     rx = _from_parent(call, work, place, WIRE)
@@ -151,16 +161,16 @@ def _down(call, work, place, ok, j, base, BLOCK: tl.constexpr, WIRE: tl.constexp
         if ok == 1:
             ok = link.acquire(tx, call, k)
         if ok == 1:
-            transfer(recv, recv, out, link.slot(tx, call, k), n, work.world, False, True, True, True, "sum", BLOCK)
+            transfer(recv, recv, out, link.slot(tx, call, k), n, red, False, True, True, True, False, OP, BLOCK)
             link.publish(tx, call, k, nbytes)
     elif ok == 1:
-        transfer(recv, recv, out, recv, n, work.world, False, True, True, False, "sum", BLOCK)
+        transfer(recv, recv, out, recv, n, red, False, True, True, False, False, OP, BLOCK)
     if place.second >= 0:
         tx = _to_child(call, work, place, place.second, 1, WIRE)
         if ok == 1:
             ok = link.acquire(tx, call, k)
         if ok == 1:
-            transfer(recv, recv, out, link.slot(tx, call, k), n, work.world, False, True, False, True, "sum", BLOCK)
+            transfer(recv, recv, out, link.slot(tx, call, k), n, red, False, True, False, True, False, OP, BLOCK)
             link.publish(tx, call, k, nbytes)
     if ok == 1:
         link.release(rx, call, k)
@@ -182,23 +192,23 @@ def _give_up(call, work, place, WIRE: tl.constexpr):
 
 @jit
 def all_reduce(
-    x, out, heap, bases, counters, status, nodes,
-    numel: tl.int64, chunk: tl.int64, piece: tl.int64, pieces: tl.int64,
-    me: tl.int32, world: tl.int32, channels: tl.int64, fingerprint: tl.int64, timeout: tl.int64,
+    x, out, heap, bases, counters, status, edges, nodes,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out[i] = sum over ranks of x[i]. The halves have ``chunk`` elements. x and out may be the same memory.
+    """out = the reduction over ranks of x. They may be the same memory.
 
     ``nodes``: parent, side, first and second child of this rank, for each of the two trees.
     """
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    chunk = chunk // 16 * 16
+    piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
-    epoch = shmem.load(counters + channels + c) + 1
+    epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    work = Work(heap, bases, x, out, numel, chunk, piece, c * pieces * piece, channels, me, world)
-    base = shmem.load(counters + c)
+    work = Work(heap, bases, x, out, edges, piece, c * pieces * piece, channels, me)
+    red = Reduction(world, scale)
+    base = shmem.load(counters + channels + c)
     inner = 0  # the tree in which this rank has children
     if (shmem.load(nodes + 2) < 0) & (shmem.load(nodes + 3) < 0):
         inner = 1
@@ -206,14 +216,14 @@ def all_reduce(
     for j in range(0, pieces + WINDOW):
         for turn in range(0, 2):
             if j < pieces:
-                ok = _up(call, work, _place(nodes, (inner + 1 + turn) % 2), ok, j, base, OP, BLOCK, WIRE)
+                ok = _up(call, work, red, _place(nodes, (inner + 1 + turn) % 2), ok, j, base, OP, BLOCK, WIRE)
         for turn in range(0, 2):
             place = _place(nodes, (inner + turn) % 2)
             if (j >= WINDOW) & (place.parent >= 0):
-                ok = _down(call, work, place, ok, j - WINDOW, base, BLOCK, WIRE)
+                ok = _down(call, work, red, place, ok, j - WINDOW, base, OP, BLOCK, WIRE)
     if ok == 1:
-        shmem.store(counters + c, base + pieces)
-        shmem.store(counters + channels + c, epoch)
+        shmem.store(counters + c, epoch)
+        shmem.store(counters + channels + c, base + pieces)
     else:
         _give_up(call, work, _place(nodes, 0), WIRE)
         _give_up(call, work, _place(nodes, 1), WIRE)

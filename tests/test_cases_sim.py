@@ -272,8 +272,10 @@ def test_case_11_offsets_beyond_32_bits(simulate, monkeypatch, dtype, collective
     chunk = oracle.chunk_size(numel, n)
     piece = chunk // 2 // 16 * 16 + 16
     seen = {r: [] for r in range(n)}
+    whole = n * chunk if collective == "all_gather" else numel
+    edges = [min(c * chunk, whole) for c in range(n + 1)]
 
-    def record(own, recv, out, send, count, world, OWN, RECV, KEEP, SEND, OP, BLOCK):
+    def record(own, recv, out, send, count, red, OWN, RECV, KEEP, SEND, LAST, OP, BLOCK):
         from tricoll.kernels import jit
 
         places = [cpu.address(p) if used else None for p, used in ((own, OWN), (out, KEEP))]
@@ -285,10 +287,10 @@ def test_case_11_offsets_beyond_32_bits(simulate, monkeypatch, dtype, collective
         x, out = torch.empty(1, dtype=dtype), torch.empty(1, dtype=dtype)
         arguments = {
             "x": x, "out": out, "heap": comm._heap.words, "bases": comm._heap.bases, "counters": comm._counters,
-            "status": comm._status, "numel": n * chunk if collective == "all_gather" else numel, "chunk": chunk,
+            "status": comm._status, "edges": torch.tensor(edges),
             "piece": piece, "pieces": pieces, "me": comm.rank, "world": n, "channels": 1, "fingerprint": 1,
             "timeout": 10**9, "WIRE": ring.tl.float32 if dtype == FP32 else ring.tl.int64, "OP": "sum",
-            "MAPPED": True, "SLOTS": 3, "SLOT": 32, "WINDOW": 1, "ALIGNED": chunk % 16 == 0, "BLOCK": 128,
+            "MAPPED": True, "SLOTS": 3, "SLOT": 32, "WINDOW": 1, "ALIGNED": True, "BLOCK": 128, "scale": 1.0,
         }  # fmt: skip
         comm._fabric.launch(getattr(ring, collective), 1, arguments)
         assert comm._status.eq(0).all()
@@ -301,7 +303,6 @@ def test_case_11_offsets_beyond_32_bits(simulate, monkeypatch, dtype, collective
         for at in range(0, pieces * piece, piece):
             own = [(me - 1 - hop) % n for hop in range(n)]  # chunks in the order in which they are sent
             kept = [(me - hop) % n for hop in range(n)]
-            whole = n * chunk if collective == "all_gather" else numel
             count = lambda c: max(min(piece, chunk - at, whole - c * chunk - at), 0)
             if collective == "all_reduce":
                 reads = [((x + (c * chunk + at) * size), None, count(c)) for c in own[:-1]]
@@ -467,7 +468,7 @@ def test_case_14_calls_that_one_rank_refuses(simulate, times, check, link):
     """Wrong arguments on one rank are its own ValueError or TypeError, and no riddle for the others."""
 
     def refused(comm):
-        for wrong in ({"op": "max"}, {"wire": "int8"}, {"algo": "star"})[:times]:
+        for wrong in ({"op": "and"}, {"wire": "int8"}, {"algo": "star"})[:times]:
             if comm.rank == 1:
                 with pytest.raises((ValueError, TypeError)):
                     comm.all_reduce(torch.ones(8), **wrong)

@@ -24,6 +24,7 @@ from .errors import (
 from .fabric.base import LinkProfile
 from .fabric.sim import Simulation
 from .pool import launch
+from .tensors import premul_sum
 from .world import destroy, init, simulate
 
 __version__ = "0.1.0"
@@ -39,11 +40,20 @@ __all__ = [
     "Simulation",
     "all_gather",
     "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
     "ddp",
     "destroy",
+    "gather",
     "init",
     "launch",
+    "premul_sum",
+    "recv",
+    "reduce",
     "reduce_scatter",
+    "scatter",
+    "send",
     "simulate",
 ]
 
@@ -61,3 +71,43 @@ def reduce_scatter(x: torch.Tensor, op: Any = "sum", **options: Any) -> torch.Te
 def all_gather(x: torch.Tensor, **options: Any) -> torch.Tensor:
     """:meth:`Communicator.all_gather` on the default communicator."""
     return world.default().all_gather(x, **options)
+
+
+def reduce(x: torch.Tensor, root: int = 0, op: Any = "sum", **options: Any) -> torch.Tensor:
+    """:meth:`Communicator.reduce` on the default communicator."""
+    return world.default().reduce(x, root, op, **options)
+
+
+def broadcast(x: torch.Tensor, root: int = 0, **options: Any) -> torch.Tensor:
+    """:meth:`Communicator.broadcast` on the default communicator."""
+    return world.default().broadcast(x, root, **options)
+
+
+def gather(x: torch.Tensor, root: int = 0, **options: Any) -> torch.Tensor | None:
+    """:meth:`Communicator.gather` on the default communicator."""
+    return world.default().gather(x, root, **options)
+
+
+def scatter(x: torch.Tensor | None, root: int = 0, **options: Any) -> torch.Tensor:
+    """:meth:`Communicator.scatter` on the default communicator."""
+    return world.default().scatter(x, root, **options)
+
+
+def all_to_all(x: torch.Tensor, **options: Any) -> torch.Tensor:
+    """:meth:`Communicator.all_to_all` on the default communicator."""
+    return world.default().all_to_all(x, **options)
+
+
+def send(x: torch.Tensor, to: int, **options: Any) -> torch.Tensor:
+    """:meth:`Communicator.send` on the default communicator."""
+    return world.default().send(x, to, **options)
+
+
+def recv(x: torch.Tensor, source: int, **options: Any) -> torch.Tensor:
+    """:meth:`Communicator.recv` on the default communicator."""
+    return world.default().recv(x, source, **options)
+
+
+def barrier() -> None:
+    """:meth:`Communicator.barrier` on the default communicator."""
+    world.default().barrier()

@@ -195,7 +195,7 @@ def _ops(given: list[str] | None) -> list[str]:
     from .tensors import as_op
 
     try:
-        return [as_op(name) for name in given or ["avg"]]
+        return [as_op(name).name for name in given or ["avg"]]
     except TypeError as error:
         raise typer.BadParameter(str(error), param_hint="--op") from None
 

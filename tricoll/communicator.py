@@ -3,57 +3,51 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import time
 import types
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from . import dispatch, topology, workspace
+from .calls import PAIRWISE, Call, Prepare, Request
 from .control import Control, Failure
 from .errors import CollectiveError, CollectiveMismatch
 from .fabric.base import Fabric, Heap
-from .kernels import direct, link, ring, tree
+from .kernels import direct, exchange, hierarchical, link, ring, rooted, tree
 from .kernels.jit import TRITON
-from .tensors import DTYPES, as_dtype, as_op, can_convert, check_overlap, plain
+from .kernels.numerics import Reduction, accumulator, finish_, scale_
+from .tensors import BOOLEAN, COMPLEX, INTEGERS, patterns, plain, reals
 
 KERNELS = {
     ("ring", "all_reduce"): ring.all_reduce,
     ("ring", "reduce_scatter"): ring.reduce_scatter,
     ("ring", "all_gather"): ring.all_gather,
-    ("one_shot", "all_reduce"): direct.one_shot_all_reduce,
-    ("two_shot", "all_reduce"): direct.two_shot_all_reduce,
-    ("two_shot", "reduce_scatter"): direct.reduce_scatter,
-    ("two_shot", "all_gather"): direct.all_gather,
+    ("ring", "broadcast"): rooted.broadcast,
+    ("ring", "reduce"): rooted.reduce,
     ("tree", "all_reduce"): tree.all_reduce,
+    ("tree", "broadcast"): rooted.broadcast,
+    ("tree", "reduce"): rooted.reduce,
+    ("two_shot", "all_reduce"): direct.two_shot,
+    ("two_shot", "reduce"): direct.two_shot,
+    ("two_shot", "reduce_scatter"): direct.reduce_scatter,
+    ("two_shot", "all_gather"): exchange.exchange,
+    ("hierarchical", "all_reduce"): hierarchical.all_reduce,
+    ("hierarchical", "reduce_scatter"): hierarchical.reduce_scatter,
+    ("hierarchical", "all_gather"): hierarchical.all_gather,
+    ("one_shot", "all_reduce"): direct.one_shot,
+    ("one_shot", "reduce"): direct.one_shot,
+    ("one_shot", "broadcast"): rooted.broadcast,
+    ("one_shot", "gather"): exchange.exchange,
+    ("one_shot", "scatter"): exchange.exchange,
+    ("one_shot", "all_to_all"): exchange.exchange,
+    ("one_shot", "barrier"): exchange.exchange,
+    ("one_shot", "send"): exchange.exchange,
+    ("one_shot", "recv"): exchange.exchange,
 }
-
-
-@dataclass(frozen=True)
-class Call:
-    """What all ranks must agree on. Its text is compared, its fingerprint travels with every message."""
-
-    collective: str
-    op: str
-    dtype: torch.dtype
-    wire: torch.dtype
-    out: torch.dtype
-    numel: int
-    plan: dispatch.Plan
-
-    def __str__(self) -> str:
-        types = ", ".join(f"{k}={str(v).removeprefix('torch.')}" for k, v in (("wire", self.wire), ("out", self.out)))
-        size = f"{str(self.dtype).removeprefix('torch.')}[{self.numel}]"
-        return f"{self.collective}({size}, op={self.op}, {types}, algo={self.plan.algorithm})"
-
-    @property
-    def fingerprint(self) -> int:
-        """24 bits."""
-        digest = hashlib.blake2b(f"{self} {self.plan}".encode(), digest_size=3).digest()
-        return int.from_bytes(digest, "little")
+TABLES = 512  # small tables that are kept on the device
 
 
 class Communicator:
@@ -67,11 +61,11 @@ class Communicator:
         self._parts = workspace.parts(fabric.world_size, settings)
         if fabric.world_size > 1:
             self._heap = fabric.allocate(sum(part.words for part in self._parts.values()) * 8)
-        self._counters = torch.zeros(len(self._parts) * 2 * settings.channels, dtype=torch.int64, device=fabric.device)
+        counters = sum(part.counters for part in self._parts.values())
+        self._counters = torch.zeros(counters, dtype=torch.int64, device=fabric.device)
         self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
-        nodes = topology.double_binary_tree(fabric.rank, fabric.world_size)
-        places = [[node.parent, node.side, node.first, node.second] for node in nodes]
-        self._nodes = torch.tensor(places, dtype=torch.int64, device=fabric.device)
+        self._tables: dict[tuple[int, ...], torch.Tensor] = {}
+        self._prepare = Prepare(fabric.rank, fabric.world_size, settings, fabric.device)
         self._control = Control(fabric, timeout, check)
 
     @property
@@ -109,9 +103,12 @@ class Communicator:
 
         Args:
             x: a tensor of any shape and stride; all ranks' have the same dtype and number of elements.
-            op: "sum" or "avg" (the FP32 sum divided by the world size, before it is rounded), or a torch ReduceOp.
+            op: "sum", "avg" (the FP32 sum divided by the world size, before it is rounded), "min", "max", "prod",
+                :func:`tricoll.premul_sum`, for integers and bool also "and", "or", "xor"; or a torch ReduceOp. Complex
+                numbers have sum and avg. The sum of bools is "or".
             out: where the result goes, a tensor with as many elements; its dtype may differ. None: in place, in ``x``.
-            wire: the dtype that travels, by default that of ``x``. "bf16" halves the bytes of FP32 gradients.
+            wire: the dtype that travels, by default that of ``x``. "bf16" halves the bytes of FP32 gradients; any of
+                float32, float16, bfloat16, float8_e4m3fn and float8_e5m2 can be cast to any other.
             algo: "auto", "ring", "tree", "two_shot" or "one_shot". Ring and tree round what they send on; the shots
                 add in rank order and round once: an element's bits depend on the ranks' values only.
             async_op: not available yet.
@@ -123,7 +120,7 @@ class Communicator:
             TypeError, ValueError: on this rank, before data move; the others get a CollectiveMismatch.
             CollectiveError: see :mod:`tricoll.errors`.
         """
-        return self._run("all_reduce", x, op, out, wire, algo, async_op)
+        return self._run("all_reduce", async_op, lambda p: p.reduction("all_reduce", x, op, out, wire, algo))
 
     def reduce_scatter(
         self,
@@ -131,33 +128,145 @@ class Communicator:
         op: Any = "sum",
         *,
         out: torch.Tensor | None = None,
+        sizes: Sequence[int] | None = None,
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
     ) -> torch.Tensor:
         """Reduce ``x`` over all ranks; rank r gets part r of the result, cut along dimension 0.
 
-        The size of dimension 0 must be a multiple of the world size. ``out`` has 1/n of it, and is a new tensor of the
-        dtype of ``x`` if None. The last addition is rounded to the output's dtype only, not to the wire's. Otherwise
-        see :meth:`all_reduce`.
-        """
-        return self._run("reduce_scatter", x, op, out, wire, algo, async_op)
+        Args:
+            out: has the elements of that part; a new tensor of the dtype of ``x`` if None.
+            sizes: the rows of dimension 0 for each rank, the same list on all ranks. None: equal parts; then the size
+                of dimension 0 must be a multiple of the world size.
+            algo: "auto", "ring" or "two_shot".
 
-    def all_gather(
+        The last addition is rounded to the output's dtype only, not to the wire's. Otherwise see :meth:`all_reduce`.
+        """
+        return self._run(
+            "reduce_scatter",
+            async_op,
+            lambda p: p.reduction("reduce_scatter", x, op, out, wire, algo, sizes=sizes),
+        )
+
+    def reduce(
         self,
         x: torch.Tensor,
+        root: int = 0,
+        op: Any = "sum",
         *,
         out: torch.Tensor | None = None,
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
     ) -> torch.Tensor:
+        """Reduce ``x`` over all ranks, on rank ``root``.
+
+        The root's ``out``, or ``x`` if that is None, is written; the other ranks' are not. Returns it (elsewhere
+        ``x``). ``algo``: "auto", "ring" (a chain), "tree", "two_shot" or "one_shot". See :meth:`all_reduce`.
+        """
+        return self._run("reduce", async_op, lambda p: p.reduction("reduce", x, op, out, wire, algo, root))
+
+    def all_gather(
+        self,
+        x: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        sizes: Sequence[int] | None = None,
+        wire: torch.dtype | str | None = None,
+        algo: str = "auto",
+        async_op: bool = False,
+    ) -> torch.Tensor:
         """Join all ranks' ``x`` along dimension 0, in rank order, on all ranks.
 
-        ``out`` has n times the elements of ``x``, and is a new tensor of the dtype of ``x`` if None. With a narrower
-        wire, the own part is rounded like the others'. Otherwise see :meth:`all_reduce`.
+        Args:
+            out: has the elements of all together; a new tensor of the dtype of ``x`` if None.
+            sizes: the rows of each rank's ``x``, the same list on all ranks. None: all have as many.
+            wire: with a narrower one, the own part is rounded like the others'.
+            algo: "auto", "ring" or "two_shot".
+
+        Otherwise see :meth:`all_reduce`.
         """
-        return self._run("all_gather", x, "sum", out, wire, algo, async_op)
+        return self._run("all_gather", async_op, lambda p: p.all_gather(x, out, wire, algo, sizes))
+
+    def broadcast(
+        self,
+        x: torch.Tensor,
+        root: int = 0,
+        *,
+        out: torch.Tensor | None = None,
+        wire: torch.dtype | str | None = None,
+        algo: str = "auto",
+        async_op: bool = False,
+    ) -> torch.Tensor:
+        """Give all ranks the ``x`` of rank ``root``, in place or in ``out``.
+
+        All ranks have an ``x`` of one dtype and number of elements. With a narrower wire, the root's is rounded like
+        the others'. ``algo``: "auto", "ring" (a chain), "tree" or "one_shot". Otherwise see :meth:`all_reduce`.
+        """
+        return self._run("broadcast", async_op, lambda p: p.broadcast(x, root, out, wire, algo))
+
+    def gather(
+        self,
+        x: torch.Tensor,
+        root: int = 0,
+        *,
+        out: torch.Tensor | None = None,
+        wire: torch.dtype | str | None = None,
+        async_op: bool = False,
+    ) -> torch.Tensor | None:
+        """Join all ranks' ``x`` along dimension 0 on rank ``root``, in ``out`` or a new tensor. None elsewhere."""
+        result = self._run("gather", async_op, lambda p: p.gather(x, root, out, wire))
+        return result if self.rank == root else None
+
+    def scatter(
+        self,
+        x: torch.Tensor | None,
+        root: int = 0,
+        *,
+        out: torch.Tensor | None = None,
+        wire: torch.dtype | str | None = None,
+        async_op: bool = False,
+    ) -> torch.Tensor:
+        """Cut the ``x`` of rank ``root`` along dimension 0 into equal parts; rank r gets part r.
+
+        Other ranks give ``out`` to receive it in (their ``x`` is not looked at); for the root it is optional.
+        """
+        return self._run("scatter", async_op, lambda p: p.scatter(x, root, out, wire))
+
+    def all_to_all(
+        self,
+        x: torch.Tensor,
+        *,
+        out: torch.Tensor | None = None,
+        input_splits: Sequence[int] | None = None,
+        output_splits: Sequence[int] | None = None,
+        wire: torch.dtype | str | None = None,
+        async_op: bool = False,
+    ) -> torch.Tensor:
+        """Send part p of ``x``, cut along dimension 0, to rank p, and join what comes from all ranks, in their order.
+
+        Args:
+            input_splits: rows for each rank; output_splits: rows from each. None: equal parts.
+            out: a new tensor if None. With equal parts it may be ``x``.
+        """
+        return self._run("all_to_all", async_op, lambda p: p.all_to_all(x, out, wire, input_splits, output_splits))
+
+    def send(self, x: torch.Tensor, to: int, *, wire: torch.dtype | str | None = None) -> torch.Tensor:
+        """Send ``x`` to a rank that calls :meth:`recv` with a tensor of the same dtype and number of elements.
+
+        Returns when the data have left; what does not fit into the link's slots waits for the receiver. Two ranks'
+        messages arrive in the order in which they were sent, also among collectives.
+        """
+        return self._run("send", False, lambda p: p.pair("send", x, to, wire))
+
+    def recv(self, x: torch.Tensor, source: int, *, wire: torch.dtype | str | None = None) -> torch.Tensor:
+        """Receive into ``x`` what rank ``source`` sends with :meth:`send`. Returns ``x``."""
+        return self._run("recv", False, lambda p: p.pair("recv", x, source, wire))
+
+    def barrier(self) -> None:
+        """Return when all ranks have called it."""
+        self._run("barrier", False, lambda p: p.barrier())
 
     def stats(self) -> dict[str, Any]:
         """What this rank has done so far.
@@ -191,142 +300,130 @@ class Communicator:
 
     # How a call is carried out.
 
-    def _run(self, collective: str, x: Any, op: Any, out: Any, wire: Any, algo: str, async_op: bool) -> torch.Tensor:
+    def _run(self, collective: str, async_op: bool, prepare: Callable[[Prepare], Request]) -> torch.Tensor:
         if self._unusable:
             raise CollectiveError(
                 f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
             )
         start = time.perf_counter()
         try:
-            call, x, out = self._prepare(collective, x, op, out, wire, algo, async_op)
+            if async_op:
+                raise ValueError("async_op=True is not available yet: every collective returns when it has finished")
+            request = prepare(self._prepare)
         except (TypeError, ValueError) as error:
-            self._refuse(f"{collective}: refused, {error}")
+            if collective not in PAIRWISE:
+                self._refuse(f"{collective}: refused, {error}")
             raise
-        result = x if out is None else out
+        x, result, call = request.x, request.result, request.call
         source = plain(x)
         target = source if result is x else plain(result)
-        with self._unusable_after_failure():
-            self._control.enter(str(call))
+        with self._unusable_after_failure(call):
+            if collective not in PAIRWISE:
+                self._control.enter(str(call), request.detail)
             if self.world_size > 1:
-                self._launch(call, source, target)
-            else:  # nothing to send, but the same rounding as elsewhere
-                target.copy_(source if collective == "reduce_scatter" else source.to(call.wire))
-        if target.data_ptr() != result.data_ptr():
+                self._launch(request, source, target)
+            else:
+                _alone(call, source, target)
+        if target.data_ptr() != result.data_ptr() and self._writes(call):
             result.detach().copy_(target.view(result.shape))
         self._calls += 1
         self._seconds += time.perf_counter() - start
         return result
 
+    def _writes(self, call: Call) -> bool:
+        return call.collective != "send" and (call.collective not in ("reduce", "gather") or call.root == self.rank)
+
     def _refuse(self, reason: str) -> None:
         """Let the others know that this rank takes no part in a call, instead of letting them wait."""
-        with self._unusable_after_failure(), contextlib.suppress(CollectiveMismatch):
+        with self._unusable_after_failure(None), contextlib.suppress(CollectiveMismatch):
             self._control.enter(reason, refused=True)
             if not self._check and self.world_size > 1:
                 nothing = torch.empty(0, dtype=torch.uint8, device=self._fabric.device)
-                plan = dispatch.plan("all_reduce", 0, 1, self.world_size, self._settings, "ring")
-                self._launch(
-                    Call(reason, "sum", nothing.dtype, nothing.dtype, nothing.dtype, 0, plan), nothing, nothing
-                )
+                empty = self._prepare.reduction("all_reduce", nothing, "sum", None, None, "ring")
+                self._launch(replace(empty, call=replace(empty.call, collective=reason)), nothing, nothing)
 
     @contextlib.contextmanager
-    def _unusable_after_failure(self) -> Iterator[None]:
+    def _unusable_after_failure(self, call: Call | None) -> Iterator[None]:
         try:
             yield
-        except CollectiveMismatch:
-            raise
         except CollectiveError as error:
-            self._unusable = f"call {self._control.sequence} failed: {error}"
+            # After a mismatch all ranks have emptied their links together; two of them cannot.
+            if not isinstance(error, CollectiveMismatch) or (call and call.collective in PAIRWISE):
+                self._unusable = f"call {self._control.sequence} failed: {error}"
             raise
 
-    def _prepare(
-        self, collective: str, x: Any, op: Any, out: Any, wire: Any, algo: str, async_op: bool
-    ) -> tuple[Call, torch.Tensor, torch.Tensor | None]:
-        if async_op:
-            raise ValueError("async_op=True is not available yet: every collective returns when it has finished")
-        self._check_tensor("x", x)
-        op = as_op(op)
-        asked = wire is not None
-        wire = as_dtype(wire) if asked else x.dtype
-        n = self.world_size
-        shape = tuple(x.shape)
-        if collective == "reduce_scatter":
-            if x.dim() == 0 or shape[0] % n:
-                raise ValueError(f"dimension 0 of {shape} cannot be cut into {n} equal parts, one a rank")
-            shape = (shape[0] // n, *shape[1:])
-        elif collective == "all_gather":
-            shape = (n * shape[0], *shape[1:]) if shape else (n,)
-        if out is None and collective != "all_reduce":
-            out = torch.empty(shape, dtype=x.dtype, device=x.device)
-        if out is not None:
-            self._check_tensor("out", out)
-            if out.numel() != torch.Size(shape).numel():
-                raise ValueError(
-                    f"out has {out.numel()} elements, and the result has {torch.Size(shape).numel()}: {shape}"
-                )
-        result = x if out is None else out
-        if op == "avg" and not x.dtype.is_floating_point:
-            raise TypeError(f"the average of {x.dtype} is not an integer: convert to a float, or use op='sum'")
-        if not can_convert(x.dtype, wire) or not can_convert(wire, result.dtype):
-            raise TypeError(
-                f"cannot send {x.dtype} as {wire} and write {result.dtype}: casts are among float32/16, bfloat16"
-            )
-        check_overlap(collective, x, out, self.rank)
-        numel = result.numel() if collective == "all_gather" else x.numel()
-        if algo == "auto":
-            algo = dispatch.choose(collective, wire.itemsize, asked)
-        plan = dispatch.plan(collective, numel, wire.itemsize, n, self._settings, algo)
-        return Call(collective, op, x.dtype, wire, result.dtype, x.numel(), plan), x, out
-
-    def _check_tensor(self, name: str, t: Any) -> None:
-        if not isinstance(t, torch.Tensor):
-            raise TypeError(f"{name} is a {type(t).__name__}, not a tensor")
-        if t.layout != torch.strided:
-            raise TypeError(f"{name} is {t.layout}: give its dense form")
-        if t.dtype not in TRITON:
-            raise TypeError(f"{name} is {t.dtype}; supported are {sorted(DTYPES)}")
-        if t.device.type != self._fabric.device.type:
-            raise ValueError(f"{name} is on {t.device}, and the {self.fabric} fabric is on {self._fabric.device}")
-
-    def _launch(self, call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _launch(self, request: Request, x: torch.Tensor, out: torch.Tensor) -> None:
         assert self._heap is not None
-        settings, plan, n = self._settings, call.plan, self.world_size
-        part = self._parts[dispatch.family(plan.algorithm)]
+        call, settings, n = request.call, self._settings, self.world_size
+        plan, collective = call.plan, call.collective
+        wire = COMPLEX.get(call.wire, torch.uint8 if call.wire == torch.bool else call.wire)
+        per = 2 if call.dtype in COMPLEX else 1
+        if call.exact:
+            x, out, wire = patterns(x), patterns(out), INTEGERS[wire.itemsize]
+        else:
+            x, out = reals(x), reals(out)
+        part = self._parts[dispatch.family(plan.algorithm, collective)]
+        kernel = KERNELS.get((plan.algorithm, collective), ring.all_reduce)
+        slot = dispatch.slot_bytes(plan.algorithm, n, settings, collective) // wire.itemsize
         arguments = {
             "x": x,
             "out": out,
             "heap": self._heap.words[part.start : part.start + part.words],
             "bases": self._heap.bases,
-            "counters": self._counters[part.counter : part.counter + 2 * settings.channels],
+            "counters": self._counters[part.counter : part.counter + part.counters],
             "status": self._status,
-            "nodes": self._nodes,
-            "numel": n * plan.chunk if call.collective in ("reduce_scatter", "all_gather") else call.numel,
-            "chunk": plan.chunk,
+            "edges": self._table(plan.edges),
+            "numel": plan.edges[-1],
             "piece": plan.piece,
             "pieces": plan.pieces,
             "me": self.rank,
             "world": n,
+            "node_size": settings.node_size,
             "channels": settings.channels,
             "fingerprint": call.fingerprint,
             "timeout": int(self._timeout * 1e9),
-            "WIRE": TRITON[call.wire],
-            "OP": call.op,
+            "scale": call.op.scale,
+            "WIRE": TRITON[wire],
+            "OP": BOOLEAN[call.op.name] if call.dtype == torch.bool else call.op.name,
             "MAPPED": settings.mapped,
             "SLOTS": settings.slots,
-            "SLOT": dispatch.slot_bytes(plan.algorithm, n, settings) // call.wire.itemsize,
+            "SLOT": slot,
             "WINDOW": settings.window,
-            "ALIGNED": plan.chunk % 16 == 0,
+            "ALIGNED": plan.aligned,
             "BLOCK": settings.block,
         }
-        self._fabric.launch(
-            KERNELS.get((plan.algorithm, call.collective), ring.all_reduce), settings.channels, arguments
-        )
+        if kernel is exchange.exchange:
+            assert request.table is not None
+            rows = [[v if v < 0 else v * per for v in row] for row in request.table]
+            arguments["table"] = self._table(tuple(v for row in rows for v in row))
+            arguments["piece"] = slot
+            most = -(-max(max(rows[1]), max(rows[3]), 0) // settings.channels)
+            arguments["pieces"] = max(1, -(-(most + 15) // slot))
+            arguments["ALIGNED"] = all(start % 16 == 0 for start in (*rows[0], *rows[2]))
+            arguments["counted"] = int(collective not in PAIRWISE)
+        elif kernel is tree.all_reduce:
+            arguments["nodes"] = self._table(topology.double_tree_table(self.rank, n))
+        elif kernel in (rooted.broadcast, rooted.reduce):
+            arguments["nodes"] = self._table(topology.rooted(collective, plan.algorithm, self.rank, n, call.root or 0))
+        else:
+            arguments["root"] = n if call.root is None else call.root
+            arguments["ROOTED"] = call.root is not None
+        self._fabric.launch(kernel, settings.channels, arguments)
         status = self._status.tolist()
         failures = [Failure(c, *words[:7]) for c, words in enumerate(status) if words[0] != link.OK]
         if failures:
-            error = self._control.explain(str(call), failures)
-            if isinstance(error, CollectiveMismatch):
+            error = self._control.explain(str(call), failures, pair=collective in PAIRWISE)
+            if isinstance(error, CollectiveMismatch) and collective not in PAIRWISE:
                 self._start_afresh()
             raise error
+
+    def _table(self, values: tuple[int, ...]) -> torch.Tensor:
+        """Integers that a kernel looks up, in the device's memory."""
+        if values not in self._tables:
+            if len(self._tables) >= TABLES:
+                self._tables.pop(next(iter(self._tables)))
+            self._tables[values] = torch.tensor(values, dtype=torch.int64, device=self._fabric.device)
+        return self._tables[values]
 
     def _start_afresh(self) -> None:
         """Empty all links, after a call in which all ranks gave up: the next call finds them as at the start."""
@@ -338,3 +435,16 @@ class Communicator:
         self._counters.zero_()
         self._status.zero_()
         self._control.meet()  # all ranks have emptied theirs
+
+
+def _alone(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
+    """A world of one: nothing to send, but the same rounding as elsewhere."""
+    if call.exact or call.dtype in COMPLEX or not call.dtype.is_floating_point:
+        out.copy_(x)
+        return
+    total = x.to(accumulator(x.dtype), copy=True)
+    if not call.moves:
+        red = Reduction(1, call.op.scale)
+        scale_(total, red, call.op.name)
+        finish_(total, red, call.op.name)
+    out.copy_(total if call.collective == "reduce_scatter" else total.to(call.wire))

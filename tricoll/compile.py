@@ -56,9 +56,9 @@ REGISTERS = 65536 // (32 * WARPS) - 1
 class Shape(NamedTuple):
     """What is written out in a kernel, so what its machine code must have.
 
-    A bulk loop is a word in the letters of tiles.py: it reads Own and Recv, writes Keep and Send. Where the ranks'
-    shares are added in a loop of its own: A for the sum, W if it is rounded to the wire dtype, P for a loop over peers
-    that stores it to each (a put link sends it instead).
+    A bulk loop is a word in the letters of tiles.py: it reads Own and Recv, writes Keep and Send. Where many slots are
+    read or written in a loop of its own: Q for a share that is read, P for a peer's slot that is written, both after a
+    look at where it is; around it, A for the sum, W if it is rounded to the wire dtype.
     """
 
     loops: tuple[str, ...]  # innermost ones
@@ -77,24 +77,43 @@ SHAPES = {
     "ring.all_reduce": Shape(("OS", "ORS", "ORKS", "RKS", "RK"), 4, 4),
     "ring.reduce_scatter": Shape(("OS", "ORS", "ORK"), 2, 2),
     "ring.all_gather": Shape(("OKS", "RKS", "RK"), 2, 2),
-    "one_shot.all_reduce": Shape(("OS", "OS", "R"), 1, 1, around=("RAWK",)),
-    "two_shot.all_reduce": Shape(("OS", "OS", "R", "P", "RK"), 2, 2, around=("RAWK",)),
-    "two_shot.reduce_scatter": Shape(("OS", "OS", "R"), 1, 1, around=("RAK",)),
-    "two_shot.all_gather": Shape(("OS", "OS", "RK"), 1, 1),
+    "rooted.broadcast": Shape(("OKS", "OS", "RKS", "RS", "RK"), 4, 1),
+    "rooted.reduce": Shape(("ORRS", "ORKS", "ORS", "OS"), 1, 2),
     "tree.all_reduce": Shape(("ORRS", "ORS", "OS", "ORKS", "RKS", "RK", "RS"), 4, 3, tells=12),
+    "direct.two_shot": Shape(("OS", "OS", "Q", "P", "RK"), 2, 2, around=("QAWK",)),
+    "direct.two_shot.reduce": Shape(("OS", "OS", "Q", "P", "RK"), 2, 2, around=("QAW",)),
+    "direct.one_shot": Shape(("OS", "OS", "Q"), 1, 1, around=("QAWK",)),
+    "direct.reduce_scatter": Shape(("OS", "OS", "Q"), 1, 1, around=("QAK",)),
+    "hierarchical.all_reduce": Shape(
+        ("OS", "OS", *"QQQ", *"PPP", "RK"), 8, 8, around=("QAWS", "QRAWS", "QRAWSK", "RWSK", "RWK"), tells=4
+    ),
+    "hierarchical.reduce_scatter": Shape(("OS", "OS", *"QQQ"), 3, 5, around=("QAWS", "QRAWS", "QRAK"), tells=4),
+    "hierarchical.all_gather": Shape(("OS", *"PPP", "RK"), 5, 3, around=("RWSK", "RWSK", "RWK"), tells=4),
+    "exchange.exchange": Shape(("OS", "OKS", "RK"), 1, 1),
 }
 
 
-def shape(variant: Variant) -> Shape:
-    """What is written out in a variant's kernel."""
-    every = SHAPES[variant.kernel]
-    if variant.link == "put" and "P" in every.loops:
-        loops = tuple(word for word in every.loops if word != "P")
-        return every._replace(loops=loops, around=tuple(word.replace("W", "S") for word in every.around))
-    return every
+class Entry(NamedTuple):
+    """A kernel as it is launched."""
+
+    kernel: Any
+    family: str
+    constants: dict[str, Any]  # of its own
 
 
-KERNELS = {".".join(name): kernel for name, kernel in communicator.KERNELS.items()}
+def _entries() -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for (algorithm, collective), kernel in communicator.KERNELS.items():
+        name, constants = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}", {}
+        if "ROOTED" in kernel.arg_names:
+            constants["ROOTED"] = collective == "reduce"
+            name += ".reduce" if constants["ROOTED"] else ""
+        found.setdefault(name, Entry(kernel, dispatch.family(algorithm, collective), constants))
+    return found
+
+
+KERNELS = _entries()
+"""By file and function; .reduce where there is a variant of it for one rank."""
 DRIVER = {"vprintf", "__assertfail"}
 """Functions that the CUDA driver supplies when it loads a kernel."""
 
@@ -103,7 +122,7 @@ DRIVER = {"vprintf", "__assertfail"}
 class Variant:
     """One binary of a kernel."""
 
-    kernel: str  # algorithm.collective
+    kernel: str  # one of KERNELS
     link: str
     arch: int  # 90 for sm_90
     x: torch.dtype
@@ -157,7 +176,7 @@ class Compiled:
     @property
     def shape(self) -> Shape:
         """What there must be."""
-        return shape(self.variant)
+        return SHAPES[self.variant.kernel]
 
     @property
     def problems(self) -> list[str]:
@@ -259,7 +278,7 @@ def _source(
 
     Pointers are taken to be 16-byte aligned; integers are not specialised.
     """
-    kernel = KERNELS[variant.kernel]
+    kernel, family, constants = KERNELS[variant.kernel]
     given = {
         "x": MockTensor(variant.x),
         "out": MockTensor(variant.out),
@@ -267,10 +286,11 @@ def _source(
         "OP": variant.op,
         "MAPPED": variant.link == "mapped",
         "SLOTS": settings.slots,
-        "SLOT": dispatch.slot_bytes(variant.kernel.partition(".")[0], world_size, settings) // variant.wire.itemsize,
+        "SLOT": dispatch.slot_size(family, world_size, settings) // variant.wire.itemsize,
         "WINDOW": settings.window,
         "ALIGNED": True,
         "BLOCK": settings.block,
+        **constants,
     }
     words = MockTensor(torch.int64)
     arguments = {p.name: given.get(p.name, 1 if p.annotation_type else words) for p in kernel.params}
@@ -354,17 +374,18 @@ def expected_loops(variant: Variant, words: Iterable[str], settings: dispatch.Se
 
     loops = []
     for word in words:
-        loads = word.count("O") * accesses(variant.x) + word.count("R") * accesses(variant.wire)
+        loads = word.count("O") * accesses(variant.x) + sum(map(word.count, "QR")) * accesses(variant.wire)
         stores = word.count("K") * accesses(variant.out) + (word.count("S") + word.count("P")) * accesses(variant.wire)
         # Two elements an instruction, unless what is rounded to BF16 was BF16 before and nothing was added.
-        read = [letter for letter in word if letter in "ORA"]
+        read = [letter for letter in word if letter in "ORQA"]
         exact = None if len(read) != 1 else variant.x if read == ["O"] else variant.wire
         pairs = 0
         for target in [variant.wire] * ("S" in word or "W" in word) + [variant.out] * word.count("K"):
             pairs += elements // 2 if target == bf16 != exact else 0
             exact = target if target.itemsize == 2 else exact
-        # For a peer, the addresses of two heaps are looked up.
-        loops.append(Loop(loads, stores, 2 * word.count("P"), pairs, 0))
+        # How many messages a link has carried is looked up, and the addresses of two heaps if the peer is mapped.
+        lookups = word.count("Q") + word.count("P") * (3 if variant.link == "mapped" else 1)
+        loops.append(Loop(loads, stores, lookups, pairs, 0))
     return sorted(loops)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from .calls import match
 from .errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerFailure
 from .fabric.base import Fabric
 from .kernels import link
@@ -13,6 +15,7 @@ from .kernels import link
 ENTERED = (0, 1)  # board slots: a rank may post the next call while others still read this one, but not two ahead
 FAILED = 2
 MEETING = 3
+LONGEST = 4000  # bytes of a post
 GRACE = 1.0  # seconds in which ranks that gave up hear from each other
 
 
@@ -46,10 +49,10 @@ class Control:
         self.meetings = 0
         self.ahead = False  # whether this rank has refused its last call, and not seen the others enter it
 
-    def enter(self, call: str, refused: bool = False) -> None:
+    def enter(self, call: str, detail: Any = None, refused: bool = False) -> None:
         """Say that this rank begins its next call. With ``check``, return when all ranks have begun the same one.
 
-        A rank that refuses the call says so and does not wait.
+        ``detail`` is for :func:`tricoll.calls.match`. A rank that refuses the call says so and does not wait.
         """
         if self.ahead:
             # Its board would otherwise show the call after next to a rank that still looks for this one.
@@ -60,11 +63,15 @@ class Control:
         if self.fabric.world_size == 1:
             return  # nobody to tell
         slot = ENTERED[self.sequence % 2]
-        self.fabric.post(slot, self.sequence, call)
+        text = call + "\n" + json.dumps(detail)
+        self.fabric.post(slot, self.sequence, text if len(text) < LONGEST else call + "\nnull")
         if self.check and not refused:
-            calls = self._gather(slot, self.sequence, f"call {self.sequence}, {call}")
+            posts = self._gather(slot, self.sequence, f"call {self.sequence}, {call}")
+            calls, details = zip(*(post.rsplit("\n", 1) for post in posts), strict=True)
             if any(other != call for other in calls):
-                raise CollectiveMismatch(self._differences(calls))
+                raise CollectiveMismatch(self._differences(list(calls)))
+            if wrong := match([json.loads(d) for d in details]):
+                raise CollectiveMismatch(f"rank {self.fabric.rank}, call {self.sequence}, {call}: {wrong}")
 
     def meet(self) -> None:
         """Return when all ranks are here."""
@@ -72,15 +79,21 @@ class Control:
         self.fabric.post(MEETING, self.meetings, "")
         self._gather(MEETING, self.meetings, f"a meeting of all ranks after call {self.sequence}")
 
-    def explain(self, call: str, failures: Sequence[Failure]) -> CollectiveError:
-        """The error for a call in which this rank's kernel gave up, after hearing what the others saw."""
+    def explain(self, call: str, failures: Sequence[Failure], pair: bool = False) -> CollectiveError:
+        """The error for a call in which this rank's kernel gave up, after hearing what the others saw.
+
+        ``pair``: nobody but the other rank of a send or recv has anything to say.
+        """
         mine = min(failures, key=lambda f: f.code == link.ABORTED)
+        if pair:
+            return self._explain_pair(call, mine)
         self.fabric.post(FAILED, self.sequence, json.dumps(asdict(mine)))
         silent = self._others()
         self.fabric.pause(lambda: not self._still(silent, FAILED, self.sequence), GRACE)
         heard = {r: self.fabric.peek(r, FAILED) for r in range(self.fabric.world_size)}
         seen = {r: Failure(**json.loads(text)) for r, (sequence, text) in heard.items() if sequence >= self.sequence}
         entered = [self.fabric.peek(r, ENTERED[self.sequence % 2]) for r in range(self.fabric.world_size)]
+        entered = [(sequence, text.rsplit("\n", 1)[0]) for sequence, text in entered]
         calls = [text for sequence, text in entered if sequence == self.sequence]
         # Fingerprints meet only where the calls use the same links; the others are found here, after the timeout.
         if any(f.code == link.MISMATCH for f in seen.values()) or (len(seen) == len(calls) and len(set(calls)) > 1):
@@ -92,6 +105,15 @@ class Control:
             first = (mine.cause & 0xFFFF) - 1
             return CollectiveTimeout(f"rank {self.fabric.rank}, {what}: rank {first} gave up waiting first ({reasons})")
         return self._absence(silent, what, reasons)
+
+    def _explain_pair(self, call: str, mine: Failure) -> CollectiveError:
+        what = f"after call {self.sequence}, {call}"
+        if mine.code == link.MISMATCH:
+            return CollectiveMismatch(
+                f"rank {self.fabric.rank}, {what}: what rank {mine.peer} has sent is of another dtype or number of "
+                f"elements, or belongs to another call ({mine})"
+            )
+        return self._absence([mine.peer], what, str(mine))
 
     def _others(self) -> list[int]:
         return [r for r in range(self.fabric.world_size) if r != self.fabric.rank]

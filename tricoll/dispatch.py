@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALGORITHMS = {  # and the collectives that each has
-    "ring": ("all_reduce", "reduce_scatter", "all_gather"),
-    "two_shot": ("all_reduce", "reduce_scatter", "all_gather"),
-    "one_shot": ("all_reduce",),
-    "tree": ("all_reduce",),
+    "ring": ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"),
+    "tree": ("all_reduce", "broadcast", "reduce"),
+    "two_shot": ("all_reduce", "reduce_scatter", "all_gather", "reduce"),
+    "hierarchical": ("all_reduce", "reduce_scatter", "all_gather"),
+    "one_shot": ("all_reduce", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier", "send", "recv"),
 }
+ROOTED = ("broadcast", "reduce")
+SMALL = 64 << 10  # bytes: below, a broadcast or reduce goes through a tree
 
 
 @dataclass(frozen=True)
@@ -22,63 +27,120 @@ class Settings:
     slot_bytes: int
     window: int  # pieces that go round a ring together
     block: int  # elements a pass of the bulk loop
+    node_size: int = 0  # ranks a node; 0: all are in one
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Chunks and pieces, in elements. Each of ``channels`` programs moves ``pieces`` pieces of each chunk."""
+    """Chunks and pieces, in elements. Each of ``channels`` programs moves ``pieces`` pieces of each chunk.
+
+    Chunk c is ``edges[c]`` to ``edges[c + 1]`` of the data.
+    """
 
     algorithm: str
-    chunk: int
+    edges: tuple[int, ...]
     piece: int
     pieces: int
+
+    @property
+    def aligned(self) -> bool:
+        """Whether chunks begin where vectors of 16 elements do."""
+        return all(edge % 16 == 0 for edge in self.edges[:-1])
 
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def choose(collective: str, itemsize: int, asked: bool) -> str:
-    """The algorithm for "auto", until there is a cost model: the ring.
+def choose(collective: str, nbytes: int, itemsize: int, asked: bool) -> str:
+    """The algorithm for "auto", until there is a cost model: the ring, or the only one.
 
-    Except where a tensor of 16-bit floats is reduced and its own dtype travels because nothing else was asked for: a
-    ring would round every partial sum, and nobody has said that this is wanted. The direct algorithm rounds once.
+    Except where a tensor of 8- or 16-bit floats is reduced and its own dtype travels because nothing else was asked
+    for: a ring would round every partial sum, and nobody has said that this is wanted. A direct one rounds once.
     """
-    return "two_shot" if itemsize == 2 and not asked and collective != "all_gather" else "ring"
+    if "ring" not in having(collective):
+        return having(collective)[0]
+    if itemsize <= 2 and not asked and collective in ("all_reduce", "reduce_scatter", "reduce"):
+        return "two_shot"
+    return "tree" if collective in ROOTED and nbytes < SMALL else "ring"
 
 
-def plan(collective: str, numel: int, itemsize: int, world_size: int, settings: Settings, algorithm: str) -> Plan:
+def having(collective: str) -> list[str]:
+    """The algorithms that a collective has."""
+    return [name for name, collectives in ALGORITHMS.items() if collective in collectives]
+
+
+def plan(
+    collective: str,
+    numel: int,
+    itemsize: int,
+    world_size: int,
+    settings: Settings,
+    algorithm: str,
+    sizes: Sequence[int] | None = None,
+) -> Plan:
     """Cut ``numel`` elements (of the whole result, or input for reduce_scatter), ``itemsize`` bytes on the wire each.
 
-    An all-reduce may cut anywhere, so its chunks are multiples of 16 elements; the others cut where dimension 0 says.
+    An all-reduce may cut anywhere, so its chunks are multiples of 16 elements; reduce-scatter and all-gather cut into
+    equal parts, or into ``sizes`` elements a rank.
     """
     if collective not in ALGORITHMS.get(algorithm, ()):
-        having = ["auto", *(name for name, collectives in ALGORITHMS.items() if collective in collectives)]
-        raise ValueError(f"algo is {algorithm!r}; for {collective} it can be one of {having}")
-    chunk = numel // world_size
-    if algorithm == "one_shot":
-        chunk = _round_up(numel, 16)
-    elif algorithm == "tree":
-        chunk = _round_up(-(-numel // 2), 16)
-    elif collective == "all_reduce":
-        chunk = _round_up(-(-numel // world_size), 16)
+        raise ValueError(f"algo is {algorithm!r}; for {collective} it can be one of {['auto', *having(collective)]}")
+    if algorithm == "hierarchical" and not nodes(world_size, settings):
+        raise ValueError(
+            f"algo='hierarchical' needs several nodes of several ranks each; there are {world_size} ranks, and "
+            f"node_size is {settings.node_size} (tricoll.init(node_size=...) or TRICOLL_NODE_SIZE sets it)"
+        )
+    if sizes is not None:
+        edges = [0]
+        for size in sizes:
+            edges.append(edges[-1] + size)
+    else:
+        chunks = {"tree": 2, "one_shot": 1}.get(algorithm, world_size)
+        if collective == "broadcast" or (collective == "reduce" and algorithm != "two_shot"):
+            chunks = 1
+        chunk = -(-numel // chunks)
+        if collective in ("all_reduce", "reduce"):
+            chunk = _round_up(chunk, 16)
+        edges = [min(c * chunk, numel) for c in range(chunks + 1)]
+    chunk = max((b - a for a, b in itertools.pairwise(edges)), default=0)
     part = -(-chunk // settings.channels)
-    slot = slot_bytes(algorithm, world_size, settings) // itemsize
-    # At least a window of pieces, if they are worth a message each; an empty call still says that it is there.
-    pieces = max(1, -(-part // slot), min(settings.window, part * itemsize // 16384))
-    return Plan(algorithm, chunk, _round_up(-(-part // pieces), 16), pieces)
+    slot = slot_bytes(algorithm, world_size, settings, collective) // itemsize
+    # At least a window of pieces, if they are worth a message each; a path through many ranks is worth more. An empty
+    # call still says that it is there.
+    window = 16 if collective in ROOTED else settings.window
+    pieces = max(1, -(-part // slot), min(window, part * itemsize // 16384))
+    return Plan(algorithm, tuple(edges), _round_up(-(-part // pieces), 16), pieces)
 
 
-def family(algorithm: str) -> str:
-    """Which part of the heap an algorithm uses, by the name of its kernels' file."""
-    return {"one_shot": "direct", "two_shot": "direct"}.get(algorithm, algorithm)
+def family(algorithm: str, collective: str) -> str:
+    """Which part of the heap a call uses."""
+    own = {("ring", "broadcast"), ("ring", "reduce"), ("tree", "broadcast"), ("tree", "reduce")}
+    return (
+        algorithm if algorithm in ("ring", "tree", "hierarchical") and (algorithm, collective) not in own else "direct"
+    )
 
 
-def links(family: str, world_size: int) -> int:
+def families(world_size: int, settings: Settings) -> list[str]:
+    """The parts of the heap."""
+    return ["ring", "tree", "direct"] + ["hierarchical"] * nodes(world_size, settings)
+
+
+def nodes(world_size: int, settings: Settings) -> bool:
+    """Whether there are several nodes of several ranks, all of one size."""
+    return 1 < settings.node_size < world_size and world_size % settings.node_size == 0
+
+
+def links(family: str, world_size: int, settings: Settings) -> int:
     """Links into a rank, each with its slots for every channel."""
-    return {"ring": 1, "direct": world_size, "tree": 6}[family]
+    return {"ring": 1, "direct": world_size, "tree": 6, "hierarchical": settings.node_size + 1}[family]
 
 
-def slot_bytes(algorithm: str, world_size: int, settings: Settings) -> int:
+def slot_bytes(algorithm: str, world_size: int, settings: Settings, collective: str = "all_reduce") -> int:
     """The size of a slot. All links of a rank together take what one link of a ring takes, if that can be."""
-    return max(128, settings.slot_bytes // links(family(algorithm), world_size) // 128 * 128)
+    return slot_size(family(algorithm, collective), world_size, settings)
+
+
+def slot_size(family: str, world_size: int, settings: Settings) -> int:
+    """The size of a family's slots, in bytes."""
+    return max(128, settings.slot_bytes // links(family, world_size, settings) // 128 * 128)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .kernels.jit import TRITON
 
-DTYPES = {str(d).removeprefix("torch."): d for d in TRITON}
+COMPLEX = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+DTYPES = {str(d).removeprefix("torch."): d for d in (*TRITON, torch.bool, *COMPLEX)}
 SHORT = {
     "fp64": "float64",
     "fp32": "float32",
@@ -16,8 +17,31 @@ SHORT = {
     "bf16": "bfloat16",
     "float": "float32",
     "half": "float16",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+    "float8_e4m3": "float8_e4m3fn",
 }
-OPS = ("sum", "avg")
+SMALL_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
+ARITHMETIC = ("sum", "prod", "min", "max")
+BITWISE = ("and", "or", "xor")
+OPS = (*ARITHMETIC, "avg", "premul_sum", *BITWISE)
+BOOLEAN = {"sum": "or", "max": "or", "or": "or", "prod": "and", "min": "and", "and": "and", "xor": "xor"}
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Op(NamedTuple):
+    """A reduction. ``scale`` is what premul_sum multiplies every rank's values by before they are added."""
+
+    name: str
+    scale: float = 1.0
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.scale!r})" if self.name == "premul_sum" else self.name
+
+
+def premul_sum(scale: float) -> Op:
+    """The sum of the ranks' values, each multiplied by ``scale`` first: in the kernel, in FP32 (float64: in FP64)."""
+    return Op("premul_sum", float(scale))
 
 
 def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
@@ -30,28 +54,61 @@ def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
     return DTYPES[name]
 
 
-def as_op(op: Any) -> str:
-    """A reduction given as a string or a ``torch.distributed.ReduceOp``."""
+def as_op(op: Any) -> Op:
+    """A reduction given as a string, a :func:`premul_sum`, or a ``torch.distributed.ReduceOp``."""
+    if isinstance(op, Op):
+        return op
     name = op if isinstance(op, str) else getattr(op, "name", None) or str(op).rpartition(".")[2]
-    name = {"mean": "avg", "average": "avg"}.get(name.lower(), name.lower())
+    name = {"mean": "avg", "average": "avg", "product": "prod", "band": "and", "bor": "or", "bxor": "xor"}.get(
+        name.lower(), name.lower()
+    )
+    if name == "premul_sum":
+        raise TypeError("premul_sum needs its factor: op=tricoll.premul_sum(0.5)")
     if name not in OPS:
         raise TypeError(f"op is {op!r}; it can be one of {OPS}")
-    return name
+    return Op(name)
+
+
+def check_op(op: Op, dtype: torch.dtype) -> None:
+    """TypeError unless tensors of this dtype can be reduced so."""
+    if dtype == torch.bool:
+        can: tuple[str, ...] = tuple(BOOLEAN)
+    elif dtype.is_complex:
+        can = ("sum", "avg")
+    elif dtype.is_floating_point:
+        can = (*ARITHMETIC, "avg", "premul_sum")
+    else:
+        can = (*ARITHMETIC, *BITWISE)
+    if op.name not in can:
+        hint = ": convert to a float for an average" if op.name == "avg" else ""
+        raise TypeError(f"{dtype} cannot be reduced with {op.name!r}; it can with {can}{hint}")
 
 
 def can_convert(a: torch.dtype, b: torch.dtype) -> bool:
     """Whether kernels cast one dtype to another: among floats of at most 32 bits, or not at all."""
-    small = (torch.float32, torch.float16, torch.bfloat16)
-    return a == b or (a in small and b in small)
+    return a == b or (a in SMALL_FLOATS and b in SMALL_FLOATS)
 
 
 def plain(t: torch.Tensor) -> torch.Tensor:
     """The tensor's values as one contiguous range of memory: itself if it is one, else a copy."""
-    return t.detach().resolve_neg().contiguous().view(-1)
+    return t.detach().resolve_conj().resolve_neg().contiguous().view(-1)
 
 
-def check_overlap(collective: str, x: torch.Tensor, out: torch.Tensor | None, rank: int) -> None:
-    result = x if out is None else out
+def reals(t: torch.Tensor) -> torch.Tensor:
+    """A contiguous range as what kernels reduce: complex numbers as pairs of reals, bool as bytes."""
+    if t.dtype in COMPLEX:
+        return torch.view_as_real(t).view(-1)
+    return t.view(torch.uint8) if t.dtype == torch.bool else t
+
+
+def patterns(t: torch.Tensor) -> torch.Tensor:
+    """A contiguous range as integers of the same size, for kernels that only move it: no bit of a NaN changes."""
+    t = reals(t)
+    return t.view(INTEGERS[t.dtype.itemsize])
+
+
+def check_writable(result: torch.Tensor) -> None:
+    """ValueError if elements of the result share memory."""
     extent = 1
     for stride, size in sorted(zip(result.stride(), result.shape, strict=True)):
         if size > 1 and result.numel():
@@ -61,11 +118,15 @@ def check_overlap(collective: str, x: torch.Tensor, out: torch.Tensor | None, ra
                     "so it cannot be written: give a contiguous tensor"
                 )
             extent = stride * (size - 1) + extent
-    if out is None or not x.numel() or not out.numel():
+
+
+def check_overlap(x: torch.Tensor, out: torch.Tensor, distance: int | None) -> None:
+    """ValueError if x and out overlap in memory, except if out begins ``distance`` elements after x, both contiguous."""
+    if not x.numel() or not out.numel():
         return
-    first, last = (out, x) if collective == "all_gather" else (x, out)
-    places = {"all_reduce": 0, "reduce_scatter": rank * out.nbytes, "all_gather": rank * x.nbytes}
-    same = last.data_ptr() == first.data_ptr() + places[collective] and x.dtype == out.dtype
+    same = (
+        distance is not None and out.data_ptr() == x.data_ptr() + distance * x.element_size() and x.dtype == out.dtype
+    )
     if (
         not (same and x.is_contiguous() and out.is_contiguous())
         and _span(x)[0] < _span(out)[1]

@@ -1,4 +1,4 @@
-"""Who is whose neighbour: the double binary tree."""
+"""Who is whose neighbour: the double binary tree, and trees with a given root."""
 
 from __future__ import annotations
 
@@ -51,3 +51,33 @@ def double_binary_tree(rank: int, world_size: int) -> tuple[Node, Node]:
 
     place = world_size - 1 - rank if world_size % 2 == 0 else (rank - 1) % world_size
     return binary_tree(rank, world_size), elsewhere(binary_tree(place, world_size))
+
+
+def double_tree_table(rank: int, world_size: int) -> tuple[int, ...]:
+    """:func:`double_binary_tree` as kernels/tree.py looks it up."""
+    nodes = double_binary_tree(rank, world_size)
+    return tuple(v for node in nodes for v in (node.parent, node.side, node.first, node.second))
+
+
+def rooted(collective: str, algorithm: str, rank: int, world_size: int, root: int) -> tuple[int, ...]:
+    """Parent, number of children, and children (at least two, filled up with 0) of a rank: see kernels/rooted.py.
+
+    "ring" is a chain: a broadcast goes from the root to the right, a reduction begins right of the root and ends there.
+    "tree" is a binary tree, "one_shot" a star. Ranks are counted from the root.
+    """
+    place, last = (rank - root) % world_size, world_size - 1
+    if algorithm == "ring" and collective == "broadcast":
+        parent, children = place - 1 if place else NOBODY, [place + 1] if place < last else []
+    elif algorithm == "ring":
+        parent, children = (
+            (place + 1) % world_size if place else NOBODY,
+            [] if place == 1 else [(place - 1) % world_size],
+        )
+    elif algorithm == "tree":
+        node = binary_tree(place, world_size)
+        parent, children = node.parent, [child for child in (node.first, node.second) if child != NOBODY]
+    else:
+        parent, children = 0 if place else NOBODY, [] if place else list(range(1, world_size))
+    number = lambda p: (p + root) % world_size
+    filled = [number(child) for child in children] + [0] * (2 - len(children))
+    return (NOBODY if parent == NOBODY else number(parent), len(children), *filled)

@@ -16,20 +16,21 @@ class Part:
     start: int
     words: int
     flags: int  # words at the start that are not slots
-    counter: int
+    counter: int  # where its counters start: an epoch a channel, messages sent and received a link and channel
+    counters: int
 
 
 def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
     """How the heap is divided: see ``kernels/link.py`` for what is in each part."""
     result: dict[str, Part] = {}
-    start = 0
-    for algorithm in ("ring", "two_shot", "tree"):
-        name = dispatch.family(algorithm)
-        links = dispatch.links(name, world_size) * s.channels
+    start = counter = 0
+    for family in dispatch.families(world_size, s):
+        links = dispatch.links(family, world_size, s) * s.channels
         flags = link.LINE // 8 * (1 + 2 * links)
-        slots = links * s.slots * dispatch.slot_bytes(algorithm, world_size, s) * (1 if s.mapped else 2)
-        result[name] = Part(start, flags + slots // 8, flags, len(result) * 2 * s.channels)
+        slots = links * s.slots * dispatch.slot_size(family, world_size, s) * (1 if s.mapped else 2)
+        result[family] = Part(start, flags + slots // 8, flags, counter, s.channels + 2 * links)
         start += flags + slots // 8
+        counter += s.channels + 2 * links
     return result
 
 
@@ -40,6 +41,7 @@ def settings_for(
     slot_bytes: int | None = None,
     window: int | None = None,
     block: int | None = None,
+    node_size: int | None = None,
 ) -> dispatch.Settings:
     """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else what suits CPUs."""
 
@@ -60,6 +62,7 @@ def settings_for(
         slot_bytes=choose("slot_bytes", slot_bytes, 1 << 20),
         window=choose("window", window, 2),
         block=choose("block", block, 1 << 14),
+        node_size=choose("node_size", node_size, 0),
     )
     check_settings(result)
     return result
@@ -72,5 +75,7 @@ def check_settings(s: dispatch.Settings) -> None:
         raise ValueError(f"slots is {s.slots}; it must be more than window ({s.window}) and at most {link.MAX_SLOTS}")
     if s.slot_bytes < 128 or s.slot_bytes % 128:
         raise ValueError(f"slot_bytes is {s.slot_bytes}; it must be a positive multiple of 128")
+    if s.node_size < 0:
+        raise ValueError(f"node_size is {s.node_size}; it must be positive, or 0 for one node")
     if s.block < 16 or s.block & (s.block - 1):
         raise ValueError(f"block is {s.block}; it must be a power of two, at least 16")

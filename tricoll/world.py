@@ -33,6 +33,7 @@ def init(
     slot_bytes: int | None = None,
     window: int | None = None,
     block: int | None = None,
+    node_size: int | None = None,
     tiles: str | None = None,
 ) -> Communicator:
     """Make a communicator. Collective: every rank of the group must call it. The first becomes the default.
@@ -48,6 +49,8 @@ def init(
             mapped.
         channels, slots, slot_bytes, window, block: the shape of the links, for experts and tests; each also as
             TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
+        node_size: ranks a node, for algo="hierarchical"; ranks 0 to node_size - 1 are one node, and so on. None:
+            TRICOLL_NODE_SIZE, else 0: all ranks are in one.
         tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
     Raises:
@@ -71,6 +74,7 @@ def init(
         slot_bytes=slot_bytes,
         window=window,
         block=block,
+        node_size=node_size,
         tiles=tiles,
     )
     if _default is None:
@@ -172,7 +176,7 @@ def simulate(
     Raises:
         What ``fn`` raised. A deadlock is a CollectiveTimeout that says who waits for whom.
     """
-    chosen = settings_for(**settings)
+    chosen = settings_for(node_size=node_size, **settings)
     return sim.simulate(
         fn,
         world_size,

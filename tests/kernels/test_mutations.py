@@ -155,7 +155,7 @@ PUBLISH = (
     "            if SEND:\n"
     "                link.publish(tx, call, sent, n * (send.dtype.element_ty.primitive_bitwidth // 8))\n"
 )
-TRANSFER = "            transfer(own, recv, out, send, n, work.world, OWN, RECV, KEEP, SEND, OP, BLOCK)\n"
+TRANSFER = "            transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP, BLOCK)\n"
 PUT = "shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)"
 
 MUTANTS = [
@@ -255,7 +255,7 @@ MUTANTS = [
     Mutant("the right neighbour is not told", {link.give_up: [("_tell(tx, call, cause)", "pass")]}, impatience),
     Mutant("the left neighbour is not told", {link.give_up: [("_tell(rx, call, cause)", "pass")]}, impatience),
     Mutant("neighbours are told of no epoch", {link.give_up: [("(call.epoch << 16)", "(1 << 16)")]}, mismatch),
-    Mutant("epochs are not counted", {ring._close: [("channels + c, call.epoch)", "channels + c, 0)")]}, mismatch),
+    Mutant("epochs are not counted", {ring._close: [("counters + c, call.epoch)", "counters + c, 0)")]}, mismatch),
     Mutant("giving up without a reason", {link._fail: [("shmem.store(call.status, code)", "pass")]}, mismatch),
     Mutant("a timeout is not fatal", {link._fail: [("return 0", "return 1")]}, absence),
     Mutant(
@@ -271,7 +271,7 @@ MUTANTS = [
         impatience,
     ),
     # The ring.
-    Mutant("messages are not counted", {ring._close: [("shmem.store(counters + c, messages)", "pass")]}),
+    Mutant("messages are not counted", {ring._close: [("shmem.store(counters + channels + c, messages)", "pass")]}),
     Mutant(
         "one message too few is counted", {k: [("base + hops * pieces", "base + hops * pieces - 1")] for k in KERNELS}
     ),
@@ -295,25 +295,17 @@ MUTANTS = [
         {
             ring.all_reduce: [
                 (
-                    "for step in range(1, world - 1):\n            at = chunk * ((me + 2 * world - 1 - step) % world)",
-                    "for step in range(1, world - 1):\n            at = chunk * ((me + step) % world)",
+                    "for step in range(1, world - 1):\n            chunk = (me + 2 * world - 1 - step) % world",
+                    "for step in range(1, world - 1):\n            chunk = (me + step) % world",
                 )
             ]
         },
     ),
-    Mutant("another rank's chunk is kept", {ring.all_reduce: [("at = chunk * me", "at = chunk * ((me + 1) % world)")]}),
-    Mutant("averages divide at every hop", {ring._hop: [(TRANSFER, TRANSFER.replace("OP, BLOCK", "'avg', BLOCK"))]}),
-    Mutant("averages do not divide", {ring._hop: [(TRANSFER, TRANSFER.replace("OP, BLOCK", "'sum', BLOCK"))]}),
+    Mutant("another rank's chunk is kept", {ring.all_reduce: [("_start(work, me)", "_start(work, (me + 1) % world)")]}),
+    Mutant("averages divide at every hop", {ring._hop: [(TRANSFER, TRANSFER.replace("LAST", "True"))]}),
+    Mutant("averages do not divide", {ring._hop: [(TRANSFER, TRANSFER.replace("LAST", "False"))]}),
     Mutant("the owner keeps more bits than it sends", {tiles.transfer: [("        total = wire\n", "")]}),
-    Mutant(
-        "padding is worked on",
-        {
-            ring._hop: [
-                ("max(min(min(work.piece, work.chunk - at), work.total - max(source, target) - at), 0)", "work.piece")
-            ]
-        },
-    ),
-    Mutant("a chunk runs into the next", {ring._hop: [("min(work.piece, work.chunk - at)", "work.piece")]}),
+    Mutant("a chunk runs into the next", {ring._hop: [("max(min(work.piece, size - at), 0)", "work.piece")]}),
     Mutant("work goes on after a failure", {ring._hop: [("if ok == 1:", "if True:")] * 3}, mismatch),
 ]
 

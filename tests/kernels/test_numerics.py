@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton.runtime import interpreter
@@ -13,6 +14,7 @@ from tricoll.fabric import cpu
 from tricoll.fabric.base import Counters
 from tricoll.kernels import jit
 from tricoll.kernels import tiles as bulk
+from tricoll.kernels.numerics import Reduction
 from tricoll.testing import Guarded, Layout, assert_same_bits
 
 pytestmark = [
@@ -52,16 +54,18 @@ def transfer(tiles, own=None, recv=None, send=None, keep=None, world=1, op="sum"
     tensors = [dummy if t is None else t for t in given]
     switches = [t is not None for t in given]
     scalars = [dummy.numel(), world]
+    scale = 1.0
     if interpreted:
         pointers = [interpreter._implicit_cvt(t) for t in tensors]
-        scalars = [cpu._scalar(s) for s in scalars]
+        scalars, scale = [cpu._scalar(s) for s in scalars], cpu._scalar(scale, tl.float64)
     else:
         pointers = [jit.Pointer.to(t) for t in tensors]
     own_, recv_, keep_, send_ = switches
     previous = jit.bind(cpu.CpuProgram(0, 0, [], interpreted, Counters()))
     try:
         with cpu.interpreting(bulk.transfer) if interpreted else contextlib.nullcontext():
-            bulk.transfer(*pointers, *scalars, own_, recv_, keep_, send_, op, block)
+            red = Reduction(scalars[1], scale)
+            bulk.transfer(*pointers, scalars[0], red, own_, recv_, keep_, send_, True, op, block)
     finally:
         jit.bind(previous)
 

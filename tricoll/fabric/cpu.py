@@ -53,8 +53,11 @@ def peek_word(address: int) -> int:
     return ctypes.c_int64.from_address(address).value
 
 
-def _scalar(value: int, dtype: tl.dtype = tl.int64) -> tl.tensor:
-    array = np.array([value], dtype=np.int64 if dtype == tl.int64 else np.int32)
+_NUMPY = {tl.int64: np.int64, tl.int32: np.int32, tl.float64: np.float64}
+
+
+def _scalar(value: float, dtype: tl.dtype = tl.int64) -> tl.tensor:
+    array = np.array([value], dtype=_NUMPY[dtype])
     return tl.tensor(interpreter.TensorHandle(array, dtype), dtype)
 
 
@@ -84,7 +87,7 @@ class CpuProgram:
     # Own memory.
 
     def load(self, pointer: Any) -> Any:
-        word = load_word(address(pointer))
+        word = peek_word(address(pointer))
         return _scalar(word) if self.interpreted else word
 
     def store(self, pointer: Any, word: Any) -> None:

@@ -32,7 +32,7 @@ from .base import Counters, Heap
 from .cpu import CpuProgram, address, convert, integer, interpreting, load_word, peek_word, store_word, tiles
 
 SHM = "/dev/shm"
-SLOTS, SLOT_BYTES = 8, 512  # of the board: a number, a length, and text
+SLOTS, SLOT_BYTES = 8, 4096  # of the board: a number, a length, and text
 LEFT = SLOTS - 1  # the board slot in which a rank says, when it closes, how many calls it took part in
 CHECK_EVERY = 0.01  # seconds between two looks at whether the others are alive
 SPIN = 200  # polls that only yield the CPU before a waiting rank sleeps between polls

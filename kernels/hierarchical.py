@@ -1,0 +1,387 @@
+"""Hierarchical collectives: for several nodes of several ranks, with fast links inside a node and slow ones between.
+
+The data are cut into one chunk a rank. Rank ``local`` of every node is on the same *rail*, and stands for chunks
+``local``, ``size + local``, ``2 size + local`` ..., one a node. Reduce-scatter: the ranks of a node give each other
+their shares directly, and the sums go round the rail as in a ring: to the chunk that will end at node s, node s + 1
+gives its sum first and node s adds its own last. All-gather: each finished chunk goes round the rail, and whoever gets
+one gives it to the others of its node. All-reduce is the one after the other.
+
+A node's shares, each rounded to the wire dtype, are added in the order of its ranks, in FP32; what came along the rail
+is added to that, and what goes on is rounded. So an element is rounded once, and once more at every node.
+
+``WINDOW`` pieces go through each step together: while one is on the rail, the ranks of a node are at the next. With
+SLOTS > WINDOW it cannot deadlock, for the reasons that the ring and the direct algorithms have.
+
+Bytes sent a rank, of M: over the rail (nodes - 1) / nodes of M / size for each half, which is the minimum; inside the
+node (size - 1) / size of M for each half. Steps: ``nodes`` for each half.
+
+Links of a rank: number l from rank l of its node, and number ``size`` from the node on its left.
+"""
+
+from typing import NamedTuple
+
+import triton.language as tl
+
+from . import link, shmem
+from .jit import jit
+from .numerics import Reduction
+from .tiles import Peers, Shares, join, transfer
+
+
+class Work(NamedTuple):
+    """One channel's share of the data, and this rank's place. Sizes and places are in elements."""
+
+    x: object
+    out: object
+    edges: object  # where each chunk starts, and where the last one ends
+    piece: object
+    part: object  # where this channel's part of each chunk starts
+    node: object
+    nodes: object
+    local: object  # which rank of its node
+    size: object  # ranks a node
+    ALIGNED: object  # whether chunks start at multiples of 16
+
+
+@jit
+def _start(work, c):
+    at = shmem.load(work.edges + c)
+    if work.ALIGNED:
+        at = at // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
+    return at
+
+
+@jit
+def _count(work, c, at):
+    # Elements of the piece that starts ``at`` in chunk c.
+    return max(min(work.piece, shmem.load(work.edges + c + 1) - shmem.load(work.edges + c) - at), 0)
+
+
+@jit
+def _to(call, net, work, number, WIRE: tl.constexpr):
+    return link.to_rank(call, net, work.local, number, work.node * work.size + number, WIRE)
+
+
+@jit
+def _from(call, net, work, number, WIRE: tl.constexpr):
+    return link.from_rank(call, net, work.local, number, work.node * work.size + number, WIRE)
+
+
+@jit
+def _to_right(call, net, work, WIRE: tl.constexpr):
+    rank = (work.node + 1) % work.nodes * work.size + work.local
+    return link.to_rank(call, net, work.size, work.size, rank, WIRE)
+
+
+@jit
+def _from_left(call, net, work, WIRE: tl.constexpr):
+    rank = (work.node + work.nodes - 1) % work.nodes * work.size + work.local
+    return link.from_rank(call, net, work.size, work.size, rank, WIRE)
+
+
+@jit
+def _give(
+    call, net, work, red, ok, first, window, m, s, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
+):  # fmt: skip
+    # Pieces first to first + window of what will end at node s: each rank of this node gets its chunk of it, as
+    # messages m on. Returns the new ``ok``.
+    for j in range(0, window):
+        at = work.part + (first + j) * work.piece
+        for turn in range(0, work.size):
+            number = (work.local + turn) % work.size
+            chunk = s * work.size + number
+            own, n = work.x + _start(work, chunk) + at, _count(work, chunk, at)
+            if number == work.local:
+                k = shmem.load(link.received(net, number)) + m + j
+                mine = link.slot(_from(call, net, work, number, WIRE), call, k)
+                if ok == 1:
+                    transfer(own, mine, own, mine, n, red, True, False, False, True, False, OP, BLOCK)
+            else:
+                tx, k = _to(call, net, work, number, WIRE), shmem.load(link.sent(net, number)) + m + j
+                if ok == 1:
+                    ok = link.acquire(tx, call, k)
+                if ok == 1:
+                    send = link.slot(tx, call, k)
+                    transfer(own, send, own, send, n, red, True, False, False, True, False, OP, BLOCK)
+                    link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))
+    return ok
+
+
+@jit
+def _await_node(call, net, work, ok, m, WIRE: tl.constexpr):
+    for turn in range(1, work.size):
+        number = (work.local + turn) % work.size
+        if ok == 1:
+            rx = _from(call, net, work, number, WIRE)
+            ok = link.await_data(rx, call, shmem.load(link.received(net, number)) + m)
+    return ok
+
+
+@jit
+def _acquire_node(call, net, work, ok, m, WIRE: tl.constexpr):
+    for turn in range(1, work.size):
+        number = (work.local + turn) % work.size
+        if ok == 1:
+            ok = link.acquire(_to(call, net, work, number, WIRE), call, shmem.load(link.sent(net, number)) + m)
+    return ok
+
+
+@jit
+def _publish_node(call, net, work, m, nbytes, WIRE: tl.constexpr):
+    for turn in range(1, work.size):
+        number = (work.local + turn) % work.size
+        link.publish(_to(call, net, work, number, WIRE), call, shmem.load(link.sent(net, number)) + m, nbytes)
+
+
+@jit
+def _release_node(call, net, work, m, WIRE: tl.constexpr):
+    for turn in range(1, work.size):
+        number = (work.local + turn) % work.size
+        link.release(_from(call, net, work, number, WIRE), call, shmem.load(link.received(net, number)) + m)
+
+
+@jit
+def _hop(
+    call, net, work, red, ok, first, window, m, again, k, s, target, SHARES, RECV, KEEP, SEND, SPREAD, LAST, ROUND,
+    OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr,
+):  # fmt: skip
+    # Pieces first to first + window of this rank's chunk for node s. SHARES: add those of this node, its messages m
+    # on. RECV: take what was message k - window on of the rail. SEND: pass it on as k on. SPREAD: give it to the
+    # others of this node as messages ``again`` on. Without SHARES and RECV, it lies in this rank's own slot.
+    chunk = s * work.size + work.local
+    zero, stride = work.local * 0, net.channels * call.SLOTS * call.SLOT
+    tx, rx = _to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE)
+    for j in range(0, window):
+        at = work.part + (first + j) * work.piece
+        n, received = _count(work, chunk, at), shmem.load(link.received(net, work.size)) + k - window + j
+        sent = shmem.load(link.sent(net, work.size)) + k + j
+        own = shmem.load(link.received(net, work.local)) + again + j
+        recv = link.slot(rx, call, received) if RECV else link.slot(_from(call, net, work, work.local, WIRE), call, own)
+        if SHARES:
+            ok = _await_node(call, net, work, ok, m + j, WIRE)
+        if RECV:
+            if ok == 1:
+                ok = link.await_data(rx, call, received)
+        if SEND:
+            if ok == 1:
+                ok = link.acquire(tx, call, sent)
+        if SPREAD:
+            ok = _acquire_node(call, net, work, ok, again + j, WIRE)
+        if ok == 1:
+            shares = Shares(
+                _from(call, net, work, zero, WIRE).slots, stride, link.received(net, zero), net.channels, m + j,
+                work.size, call.SLOTS, call.SLOT,
+            )  # fmt: skip
+            peers = Peers(
+                link.outgoing(call, net, work.local, zero, 1, WIRE), stride, net.bases, net.me,
+                work.node * work.size, work.size, link.sent(net, zero), net.channels, again + j,
+                call.MAPPED, call.SLOTS, call.SLOT,
+            )  # fmt: skip
+            join(
+                shares, recv, work.out + target + at, link.slot(tx, call, sent), peers, n, red,
+                SHARES, RECV, KEEP, SEND, SPREAD, LAST, ROUND, OP, BLOCK,
+            )  # fmt: skip
+            nbytes = n * (WIRE.primitive_bitwidth // 8)
+            if SEND:
+                link.publish(tx, call, sent, nbytes)
+            if SPREAD:
+                _publish_node(call, net, work, again + j, nbytes, WIRE)
+            if SHARES:
+                _release_node(call, net, work, m + j, WIRE)
+            if RECV:
+                link.release(rx, call, received)
+    return ok
+
+
+@jit
+def _collect(
+    call, net, work, red, ok, first, window, m, s, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
+):  # fmt: skip
+    # Write what the others of this node give as messages m on, their chunks of node s, into out.
+    for j in range(0, window):
+        at = work.part + (first + j) * work.piece
+        for turn in range(1, work.size):
+            number = (work.local + turn) % work.size
+            chunk = s * work.size + number
+            rx, k = _from(call, net, work, number, WIRE), shmem.load(link.received(net, number)) + m + j
+            if ok == 1:
+                ok = link.await_data(rx, call, k)
+            if ok == 1:
+                recv, out = link.slot(rx, call, k), work.out + _start(work, chunk) + at
+                n = _count(work, chunk, at)
+                transfer(recv, recv, out, recv, n, red, False, True, True, False, False, OP, BLOCK)
+                link.release(rx, call, k)
+    return ok
+
+
+@jit
+def _close(call, net, work, ok, inside, along, WIRE: tl.constexpr):
+    # Count this kernel, and the messages of the links inside the node and along the rail; or pass on that this rank
+    # has given up.
+    if ok == 1:
+        shmem.store(net.counters + shmem.channel(), call.epoch)
+        for number in range(0, work.size):
+            link.advance(link.sent(net, number), inside)
+            link.advance(link.received(net, number), inside)
+        link.advance(link.sent(net, work.size), along)
+        link.advance(link.received(net, work.size), along)
+    else:
+        for turn in range(1, work.size):
+            number = (work.local + turn) % work.size
+            tx, rx = _to(call, net, work, number, WIRE), _from(call, net, work, number, WIRE)
+            link.give_up(tx, rx, call, net.me)
+        link.give_up(_to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE), call, net.me)
+
+
+@jit
+def all_reduce(
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64, node_size: tl.int32,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
+    WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
+    WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = the reduction over ranks of x. They may be the same memory."""
+    piece = piece // 16 * 16  # as in _start
+    c = shmem.channel()
+    epoch = shmem.load(counters + c) + 1
+    call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
+    net = link.Net(heap, bases, counters, node_size + 1, channels, me)
+    node, nodes = me // node_size, world // node_size
+    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, me % node_size, node_size, ALIGNED)
+    red = Reduction(world, scale)
+    ok = 1
+    for first in range(0, pieces, WINDOW):
+        window = min(WINDOW, pieces - first)
+        m, k = 2 * nodes * first, (2 * nodes - 2) * first
+        # Reduce-scatter: to each chunk that comes along the rail, add what the ranks of this node give.
+        for step in range(0, nodes):
+            s = (node + 2 * nodes - 1 - step) % nodes
+            mine, rail = m + step * window, k + step * window
+            ok = _give(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+            if step == 0:
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
+                    True, False, False, True, False, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            elif step < nodes - 1:
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
+                    True, True, False, True, False, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            else:  # complete: keep it, pass it on, give it to this node
+                at = _start(work, me)
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine + window, rail, s, at,
+                    True, True, True, True, True, True, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+        # All-gather: what others have completed comes along the rail, and from the ranks of this node.
+        for step in range(0, nodes):
+            s = (node + nodes - step) % nodes
+            mine, rail = m + (nodes + step) * window, k + (nodes - 1 + step) * window
+            at = _start(work, s * node_size + work.local)
+            if (step > 0) & (step < nodes - 1):
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
+                    False, True, True, True, True, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            elif step > 0:
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
+                    False, True, True, False, True, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            ok = _collect(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+    _close(call, net, work, ok, 2 * nodes * pieces, (2 * nodes - 2) * pieces, WIRE)
+
+
+@jit
+def reduce_scatter(
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64, node_size: tl.int32,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
+    WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
+    WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out = chunk ``me`` of the reduction over ranks of x, which holds all chunks."""
+    piece = piece // 16 * 16  # as in _start
+    c = shmem.channel()
+    epoch = shmem.load(counters + c) + 1
+    call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
+    net = link.Net(heap, bases, counters, node_size + 1, channels, me)
+    node, nodes = me // node_size, world // node_size
+    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, me % node_size, node_size, ALIGNED)
+    red = Reduction(world, scale)
+    ok = 1
+    for first in range(0, pieces, WINDOW):
+        window = min(WINDOW, pieces - first)
+        m, k = nodes * first, (nodes - 1) * first
+        for step in range(0, nodes):
+            s = (node + 2 * nodes - 1 - step) % nodes
+            mine, rail = m + step * window, k + step * window
+            ok = _give(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+            if step == 0:
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
+                    True, False, False, True, False, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            elif step < nodes - 1:
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
+                    True, True, False, True, False, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            else:  # it goes from the accumulator to the output, not through the wire dtype
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
+                    True, True, True, False, False, True, False, OP, BLOCK, WIRE,
+                )  # fmt: skip
+    _close(call, net, work, ok, nodes * pieces, (nodes - 1) * pieces, WIRE)
+
+
+@jit
+def all_gather(
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64, node_size: tl.int32,
+    fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
+    WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
+    WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Chunk r of out = x of rank r. OP is not used."""
+    piece = piece // 16 * 16  # as in _start
+    c = shmem.channel()
+    epoch = shmem.load(counters + c) + 1
+    call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
+    net = link.Net(heap, bases, counters, node_size + 1, channels, me)
+    node, nodes = me // node_size, world // node_size
+    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, me % node_size, node_size, ALIGNED)
+    red = Reduction(world, scale)
+    ok = 1
+    for first in range(0, pieces, WINDOW):
+        window = min(WINDOW, pieces - first)
+        m, k = nodes * first, (nodes - 1) * first
+        for j in range(0, window):  # into the own slot, in the wire dtype
+            at = work.part + (first + j) * piece
+            own = shmem.load(link.received(net, work.local)) + m + j
+            mine, n = link.slot(_from(call, net, work, work.local, WIRE), call, own), _count(work, me, at)
+            if ok == 1:
+                transfer(x + at, mine, x + at, mine, n, red, True, False, False, True, False, OP, BLOCK)
+        for step in range(0, nodes):
+            s = (node + nodes - step) % nodes
+            mine, rail = m + step * window, k + step * window
+            at = _start(work, s * node_size + work.local)
+            if step == 0:
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
+                    False, False, True, True, True, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            elif step < nodes - 1:
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
+                    False, True, True, True, True, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            else:
+                ok = _hop(
+                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
+                    False, True, True, False, True, False, True, OP, BLOCK, WIRE,
+                )  # fmt: skip
+            ok = _collect(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+    _close(call, net, work, ok, nodes * pieces, (nodes - 1) * pieces, WIRE)
