@@ -256,7 +256,7 @@ def one_shot(
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out = the reduction over ranks of x, which are one chunk: on rank ``root`` only, or on all if that is the world size."""
+    """out = the reduction over ranks of x: on rank ``root`` only, or on all if that is the world size. One chunk."""
     piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1

@@ -196,7 +196,7 @@ def _flag(call, k):
 
 
 @jit
-def _fail(call, code, peer, k, wanted, seen, waits_for):
+def fail(call, code, peer, k, wanted, seen, waits_for):
     # The status block that the host reads: who waits for whom. Returns the new value of ``ok``.
     shmem.store(call.status, code)
     shmem.store(call.status + 1, peer)
@@ -220,7 +220,7 @@ def acquire(tx, call, k):
     flag = tx.free + k % call.SLOTS
     word = _wait(flag, k // call.SLOTS, call)
     if word < 0:
-        ok = _fail(call, 0 - word, tx.peer, k, k // call.SLOTS, shmem.load(flag), 0)
+        ok = fail(call, 0 - word, tx.peer, k, k // call.SLOTS, shmem.load(flag), 0)
     shmem.barrier()  # hands what one thread has seen to all threads, before they write
     return ok
 
@@ -245,9 +245,9 @@ def await_data(rx, call, k):
     flag = rx.ready + k % call.SLOTS
     word = _wait(flag, wanted >> 24, call)
     if word < 0:
-        ok = _fail(call, 0 - word, rx.peer, k, wanted, shmem.load(flag), 1)
+        ok = fail(call, 0 - word, rx.peer, k, wanted, shmem.load(flag), 1)
     elif word != wanted:
-        ok = _fail(call, 3, rx.peer, k, wanted, word, 1)
+        ok = fail(call, 3, rx.peer, k, wanted, word, 1)
     shmem.barrier()  # hands what one thread has seen to all threads, before they read
     return ok
 
@@ -260,6 +260,13 @@ def release(rx, call, k):
         shmem.store_signal(rx.free + k % call.SLOTS, _flag(call, k), 0)
     else:
         shmem.signal(rx.free + k % call.SLOTS, _flag(call, k), rx.peer)
+
+
+@jit
+def answer(rx, call, k, nbytes):
+    """Say that what was written in place of message k is there; mapped links only. ``nbytes``: for the accounts."""
+    shmem.barrier()  # every thread has made its stores before the word goes out
+    shmem.store_signal(rx.free + k % call.SLOTS, _flag(call, k), nbytes)
 
 
 @jit

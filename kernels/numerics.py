@@ -68,8 +68,8 @@ def _bf16_bits(v):
 
 @jit
 def _fp8_bits(v, DTYPE: tl.constexpr, M: tl.constexpr, BIAS: tl.constexpr, MAGIC: tl.constexpr, OVER: tl.constexpr):
-    # Round FP32 to nearest even with M bits of mantissa, by hand on GPUs too: their instruction saturates, PyTorch
-    # overflows, to infinity or else NaN (the pattern OVER).
+    # Round FP32 to nearest even with M bits of mantissa, as PyTorch 2.13 does, by hand also on GPUs, whose instruction
+    # knows nothing but saturation. OVER is what is too large: infinity, or the largest number if there is no infinity.
     u = v.to(tl.uint32, bitcast=True)
     size = u & 0x7FFFFFFF
     normal = (size - ((127 - BIAS) << 23) + ((1 << (22 - M)) - 1) + ((size >> (23 - M)) & 1)) >> (23 - M)
@@ -86,7 +86,7 @@ def narrow(v, DTYPE: tl.constexpr):
     if v.dtype == DTYPE:
         r = v
     elif DTYPE == tl.float8e4nv:
-        r = _fp8_bits(v, DTYPE, 3, 7, 2.0**14, 0x7F)
+        r = _fp8_bits(v, DTYPE, 3, 7, 2.0**14, 0x7E)
     elif DTYPE == tl.float8e5:
         r = _fp8_bits(v, DTYPE, 2, 15, 2.0**7, 0x7C)
     elif on_cpu() and DTYPE == tl.bfloat16:

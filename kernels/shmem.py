@@ -191,3 +191,91 @@ def wait_until(flag, generation, abort, epoch, scratch, timeout, MAPPED: tl.cons
             # Returns at once; it is the call that the memory model lets order the put's data before later reads.
             _signal_wait_until(flag, word)
     return word
+
+
+# Words of data and flag: 32 bits of each, so that a word needs no order with any other.
+
+
+@primitive(lambda pointers, words, mask, nbytes: program().scatter_words(pointers, words, mask, nbytes))
+def store_words(pointers, words, mask, nbytes, _semantic=None):
+    """Store int64 words where ``mask`` is true, each at once and visible to other GPUs. ``nbytes`` is for the accounts
+    of the CPU fabrics: the data in the whole message, or -1 if they have been counted."""
+    text = "{ .reg .pred p; setp.ne.s32 p, $3, 0; @p st.relaxed.sys.global.b64 [$1], $2; mov.u32 $0, 0; }"
+    return core.inline_asm_elementwise(
+        text,
+        "=r,l,l,r",
+        [pointers, words, mask.to(core.int32, _semantic=_semantic)],
+        dtype=core.int32,
+        is_pure=False,
+        pack=1,
+        _semantic=_semantic,
+    )
+
+
+def _load_words(at, i, mask, count, flag, abort, epoch, scratch, timeout):
+    code, _ = program().await_words(at, count, flag, abort, epoch, timeout)
+    return tl.load(at + i, mask=mask, other=0), code
+
+
+@jit(cpu=_load_words)
+def load_words(at, i, mask, count, flag, abort, epoch, scratch, timeout):
+    """Wait until the words ``at + i`` (of ``count`` from ``at`` on) all have the flag in their upper 32 bits.
+
+    Returns them, and 0. Else 1 after ``timeout`` nanoseconds, 2 if the word ``abort`` says first that another rank has
+    given up in this epoch or an earlier one, and 3 if a word has the generation, but not the fingerprint. Each thread
+    reads what it has waited for, so it takes no barrier.
+    """
+    word = tl.load(at + i, mask=mask, other=0, volatile=True)
+    late = tl.max(tl.where(mask & (((word >> 32) & 0xFFFFFFFF) != flag), 1, 0))
+    code = 0
+    if late == 1:
+        start = _uniform(cuda.globaltimer(), scratch)
+        while late == 1:
+            word = tl.load(at + i, mask=mask, other=0, volatile=True)
+            wrong = mask & (((word >> 32) & 0xFFFFFFFF) != flag)
+            late = tl.max(tl.where(wrong, 1, 0))
+            if late == 1:
+                told = tl.atomic_add(abort, 0, sem="acquire", scope="sys")
+                if tl.max(tl.where(wrong & (((word >> 48) & 0xFFFF) == flag // 65536), 1, 0)) == 1:
+                    late, code = 0, 3
+                elif (told != 0) & ((told >> 16) <= epoch):
+                    late, code = 0, 2
+                elif _uniform(cuda.globaltimer(), scratch) - start > timeout:
+                    late, code = 0, 1
+    return word, code
+
+
+# NVLink SHARP: a multicast address stands for the same place on all GPUs.
+
+
+@primitive(None)
+def _multimem(address, mask, DTYPE: core.constexpr, _semantic=None):
+    # 16 bytes a thread: the sum of all GPUs' elements, in FP32 and rounded, is stored to all of them.
+    kind = {core.bfloat16: "acc::f32.v4.bf16x2", core.float16: "acc::f32.v4.f16x2", core.float32: "v4.f32"}
+    dtype = core._unwrap_if_constexpr(DTYPE)
+    register, stored = ("f32", "v4.f32") if dtype == core.float32 else ("b32", kind[dtype].removeprefix("acc::f32."))
+    text = f"""{{
+        .reg .{register} a, b, c, d;
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p multimem.ld_reduce.relaxed.sys.global.add.{kind[dtype]} {{a, b, c, d}}, [$1];
+        @p multimem.st.relaxed.sys.global.{stored} [$1], {{a, b, c, d}};
+        mov.u32 $0, 0;
+    }}"""
+    mask = mask.to(core.int32, _semantic=_semantic)
+    return core.inline_asm_elementwise(
+        text, "=r,l,r", [address, mask], dtype=core.int32, is_pure=False, pack=1, _semantic=_semantic
+    )
+
+
+@jit(cpu=lambda at, n, BLOCK: program().multicast_sum(at, n))
+def multicast_sum(at, n, BLOCK: tl.constexpr):
+    """Replace ``n`` elements at a multicast address by their sum over all ranks, rounded once, on all ranks.
+
+    What lies behind them up to a multiple of 16 elements is worked on, too.
+    """
+    VECTOR: tl.constexpr = 128 // at.dtype.element_ty.primitive_bitwidth
+    vectors = (n + 15) // 16 * (16 // VECTOR)
+    for start in range(0, vectors, BLOCK // VECTOR):
+        i = start + tl.arange(0, BLOCK // VECTOR)
+        _multimem(at + i * VECTOR, i < vectors, at.dtype.element_ty)

@@ -75,6 +75,7 @@ class Call:
         return int.from_bytes(digest, "little")
 
 
+MULTIMEM = (torch.float32, torch.float16, torch.bfloat16)
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 PAIRWISE = ("send", "recv")
 
@@ -258,6 +259,8 @@ class Prepare:
         if algo == "auto":
             narrow = x.dtype.is_floating_point and wire == x.dtype
             algo = dispatch.choose(collective, whole * itemsize, itemsize if narrow else 8, asked=wire != x.dtype)
+        if algo == "multimem" and (op.name not in ("sum", "avg") or wire not in MULTIMEM):
+            raise TypeError(f"multimem sends {MULTIMEM} and has 'sum' and 'avg': not {wire} and {op.name!r}")
         plan = dispatch.plan(collective, whole, itemsize, self.world_size, self.settings, algo, elements)
         every = None if sizes is None else tuple(sizes)
         call = Call(collective, op, x.dtype, wire, out.dtype, None if sizes else agreed, plan, root, every)

@@ -16,7 +16,7 @@ from .calls import PAIRWISE, Call, Prepare, Request
 from .control import Control, Failure
 from .errors import CollectiveError, CollectiveMismatch
 from .fabric.base import Fabric, Heap
-from .kernels import direct, exchange, hierarchical, link, ring, rooted, tree
+from .kernels import direct, exchange, flagged, hierarchical, link, multimem, ring, rooted, tree
 from .kernels.jit import TRITON
 from .kernels.numerics import Reduction, accumulator, finish_, scale_
 from .tensors import BOOLEAN, COMPLEX, INTEGERS, patterns, plain, reals
@@ -37,6 +37,7 @@ KERNELS = {
     ("hierarchical", "all_reduce"): hierarchical.all_reduce,
     ("hierarchical", "reduce_scatter"): hierarchical.reduce_scatter,
     ("hierarchical", "all_gather"): hierarchical.all_gather,
+    ("multimem", "all_reduce"): multimem.all_reduce,
     ("one_shot", "all_reduce"): direct.one_shot,
     ("one_shot", "reduce"): direct.one_shot,
     ("one_shot", "broadcast"): rooted.broadcast,
@@ -47,6 +48,7 @@ KERNELS = {
     ("one_shot", "send"): exchange.exchange,
     ("one_shot", "recv"): exchange.exchange,
 }
+FLAGGED = {("one_shot", "all_reduce"): flagged.all_reduce}  # see dispatch.flagged
 TABLES = 512  # small tables that are kept on the device
 
 
@@ -54,6 +56,7 @@ class Communicator:
     """A group of ranks that make the same calls in the same order. Made by :func:`tricoll.init`."""
 
     def __init__(self, fabric: Fabric, settings: dispatch.Settings, timeout: float, check: bool) -> None:
+        settings = replace(settings, multicast=settings.mapped and fabric.multicast)
         self._fabric, self._settings, self._timeout, self._check = fabric, settings, timeout, check
         self._calls, self._seconds = 0, 0.0
         self._unusable = ""
@@ -362,9 +365,12 @@ class Communicator:
             x, out, wire = patterns(x), patterns(out), INTEGERS[wire.itemsize]
         else:
             x, out = reals(x), reals(out)
-        part = self._parts[dispatch.family(plan.algorithm, collective)]
+        family = dispatch.family(plan.algorithm, collective, wire.itemsize, settings)
+        part = self._parts[family]
         kernel = KERNELS.get((plan.algorithm, collective), ring.all_reduce)
-        slot = dispatch.slot_bytes(plan.algorithm, n, settings, collective) // wire.itemsize
+        slot = dispatch.slot_bytes(family, n, settings) // wire.itemsize
+        if family == "flagged":
+            kernel, slot = FLAGGED[plan.algorithm, collective], dispatch.slot_bytes(family, n, settings) // 8
         arguments = {
             "x": x,
             "out": out,
@@ -390,7 +396,7 @@ class Communicator:
             "SLOT": slot,
             "WINDOW": settings.window,
             "ALIGNED": plan.aligned,
-            "BLOCK": settings.block,
+            "BLOCK": block(family, settings),
         }
         if kernel is exchange.exchange:
             assert request.table is not None
@@ -401,6 +407,9 @@ class Communicator:
             arguments["pieces"] = max(1, -(-(most + 15) // slot))
             arguments["ALIGNED"] = all(start % 16 == 0 for start in (*rows[0], *rows[2]))
             arguments["counted"] = int(collective not in PAIRWISE)
+        elif kernel is multimem.all_reduce:
+            assert self._heap.multicast is not None
+            arguments["multicast"] = self._heap.multicast[part.start : part.start + part.words]
         elif kernel is tree.all_reduce:
             arguments["nodes"] = self._table(topology.double_tree_table(self.rank, n))
         elif kernel in (rooted.broadcast, rooted.reduce):
@@ -435,6 +444,11 @@ class Communicator:
         self._counters.zero_()
         self._status.zero_()
         self._control.meet()  # all ranks have emptied theirs
+
+
+def block(family: str, settings: dispatch.Settings) -> int:
+    """Elements, or words with flags in them, a pass of the bulk loop."""
+    return max(16, settings.block // 4) if family == "flagged" else settings.block
 
 
 def _alone(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:

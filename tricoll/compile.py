@@ -66,6 +66,7 @@ class Shape(NamedTuple):
     receives: int  # await_data and release
     around: tuple[str, ...] = ()  # what loops around others do besides
     tells: int = 2  # to give up
+    polls: int = 0  # for words with flags in them
 
     @property
     def waits(self) -> int:
@@ -90,6 +91,8 @@ SHAPES = {
     "hierarchical.reduce_scatter": Shape(("OS", "OS", *"QQQ"), 3, 5, around=("QAWS", "QRAWS", "QRAK"), tells=4),
     "hierarchical.all_gather": Shape(("OS", *"PPP", "RK"), 5, 3, around=("RWSK", "RWSK", "RWK"), tells=4),
     "exchange.exchange": Shape(("OS", "OKS", "RK"), 1, 1),
+    "multimem.all_reduce": Shape(("OS", "RK"), 1, 1),
+    "flagged.all_reduce": Shape((), 0, 0, polls=2),
 }
 
 
@@ -108,7 +111,10 @@ def _entries() -> dict[str, Entry]:
         if "ROOTED" in kernel.arg_names:
             constants["ROOTED"] = collective == "reduce"
             name += ".reduce" if constants["ROOTED"] else ""
-        found.setdefault(name, Entry(kernel, dispatch.family(algorithm, collective), constants))
+        # 1 byte: never with flags in the data.
+        found.setdefault(name, Entry(kernel, dispatch.family(algorithm, collective, 1, GPU), constants))
+    for kernel in communicator.FLAGGED.values():
+        found[f"flagged.{kernel.__name__}"] = Entry(kernel, "flagged", {})
     return found
 
 
@@ -191,11 +197,16 @@ def catalogue(
     dtypes: Iterable[tuple[torch.dtype, torch.dtype, torch.dtype]] = (BF16_WIRE,),
     ops: Iterable[str] = ("avg",),
 ) -> list[Variant]:
-    """All combinations, without those that no call launches: all_gather has no operator, only floats have a mean."""
+    """All combinations, without those that no call launches: moves have no operator, only floats have a mean, flags are
+    inside the data and switches add on mapped links only, and those from sm_90 on."""
     variants: dict[Variant, None] = {}
     for arch, link, kernel, (x, wire, out), op in itertools.product(archs, links, kernels, dtypes, ops):
-        if kernel.endswith(".all_gather"):
+        if kernel.endswith((".all_gather", ".broadcast", ".exchange")):
             op = "sum"
+        if kernel.startswith(("flagged.", "multimem.")) and link == "put":
+            continue
+        if kernel.startswith("multimem.") and arch < 90:
+            continue
         if op == "sum" or x.is_floating_point:
             variants[Variant(kernel, link, arch, x, wire, out, op)] = None
     return list(variants)
@@ -286,10 +297,11 @@ def _source(
         "OP": variant.op,
         "MAPPED": variant.link == "mapped",
         "SLOTS": settings.slots,
-        "SLOT": dispatch.slot_size(family, world_size, settings) // variant.wire.itemsize,
+        "SLOT": dispatch.slot_bytes(family, world_size, settings)
+        // (8 if family == "flagged" else variant.wire.itemsize),
         "WINDOW": settings.window,
         "ALIGNED": True,
-        "BLOCK": settings.block,
+        "BLOCK": communicator.block(family, settings),
         **constants,
     }
     words = MockTensor(torch.int64)
@@ -425,6 +437,8 @@ def _rounded(c: Compiled) -> str | None:
         return f"the bulk loops round {found} numbers to BF16 by an instruction, not {wanted}"
     # All is written out again for the rest of a range, with as many elements a thread, or with one (or a copy of it).
     number = 2 * len(re.findall(rf"\b(?:{_PAIR})\b", c.ptx)) + len(re.findall(rf"\b(?:{_SINGLE})\b", c.ptx))
+    if c.shape.polls:  # its words are not loaded and stored 16 bytes at a time
+        return None if number or torch.bfloat16 not in (c.variant.wire, c.variant.out) else "nothing is rounded to BF16"
     once = sum(2 * loop.pairs for loop in loops + around)
     few = once // (c.settings.block // (32 * WARPS))
     if number != 2 * once and not once + few <= number <= once + 2 * few:
@@ -454,7 +468,7 @@ def _exact(c: Compiled) -> str | None:
 
 def _bounded(c: Compiled) -> str | None:
     # Each wait reads the clock when it starts and in every turn.
-    found, wanted = c.ptx.count("%globaltimer"), 2 * c.shape.waits
+    found, wanted = c.ptx.count("%globaltimer"), 2 * (c.shape.waits + c.shape.polls)
     return f"the waits read the clock at {found} places, not {wanted}" if found != wanted else None
 
 
@@ -477,7 +491,7 @@ def _ordered(c: Compiled) -> str | None:
     waits = c.shape.waits
     # A put of nothing is a signal. Others are told to give up by a release, too, and each wait looks for that.
     releases = waits + c.shape.tells + (0 if mapped else c.shape.sends)
-    acquires = waits * (3 if mapped else 2)
+    acquires = waits * (3 if mapped else 2) + c.shape.polls
     # The kernel as it was written, where program order is the order of the text.
     steps = [match.lastgroup for match in _TTIR.finditer(c.ttir)]
     pairs = Counter(itertools.pairwise(steps))
@@ -485,6 +499,10 @@ def _ordered(c: Compiled) -> str | None:
         return f"{found[0]} releases and {found[1]} acquires, not {releases} and {acquires}"
     if pairs["data", "release"] or pairs["acquire", "data"]:
         return "no barrier between the data and the release after them, or the acquire before them"
+    if c.shape.polls:
+        # A word brings its own flag: no order is asked for, except when others are told to give up.
+        fences = re.findall(r"\b(?:fence|membar)\b\S*", c.ptx)
+        return f"a word with a flag in it needs no fence, and here is {fences[0]}" if fences else None
     if mapped:  # nothing is in a library: the same from the machine's instructions, jump by jump
         steps = [match.lastgroup for match in _PTX.finditer(c.ptx)]
         pairs = Counter(itertools.pairwise(steps))

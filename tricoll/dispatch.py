@@ -11,6 +11,7 @@ ALGORITHMS = {  # and the collectives that each has
     "tree": ("all_reduce", "broadcast", "reduce"),
     "two_shot": ("all_reduce", "reduce_scatter", "all_gather", "reduce"),
     "hierarchical": ("all_reduce", "reduce_scatter", "all_gather"),
+    "multimem": ("all_reduce",),
     "one_shot": ("all_reduce", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier", "send", "recv"),
 }
 ROOTED = ("broadcast", "reduce")
@@ -28,6 +29,7 @@ class Settings:
     window: int  # pieces that go round a ring together
     block: int  # elements a pass of the bulk loop
     node_size: int = 0  # ranks a node; 0: all are in one
+    multicast: bool = False  # whether the heap has an address that stands for all ranks'
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,8 @@ def plan(
             f"algo='hierarchical' needs several nodes of several ranks each; there are {world_size} ranks, and "
             f"node_size is {settings.node_size} (tricoll.init(node_size=...) or TRICOLL_NODE_SIZE sets it)"
         )
+    if algorithm == "multimem" and not settings.multicast:
+        raise ValueError("algo='multimem' needs mapped links and a switch with multicast; there is none here")
     if sizes is not None:
         edges = [0]
         for size in sizes:
@@ -105,7 +109,7 @@ def plan(
         edges = [min(c * chunk, numel) for c in range(chunks + 1)]
     chunk = max((b - a for a, b in itertools.pairwise(edges)), default=0)
     part = -(-chunk // settings.channels)
-    slot = slot_bytes(algorithm, world_size, settings, collective) // itemsize
+    slot = slot_elements(algorithm, collective, itemsize, world_size, settings)
     # At least a window of pieces, if they are worth a message each; a path through many ranks is worth more. An empty
     # call still says that it is there.
     window = 16 if collective in ROOTED else settings.window
@@ -113,17 +117,31 @@ def plan(
     return Plan(algorithm, tuple(edges), _round_up(-(-part // pieces), 16), pieces)
 
 
-def family(algorithm: str, collective: str) -> str:
+def flagged(algorithm: str, collective: str, itemsize: int, settings: Settings) -> bool:
+    """Whether the flag is inside the data: where that can be, a one-shot all-reduce needs no signals."""
+    return algorithm == "one_shot" and collective == "all_reduce" and settings.mapped and itemsize in (2, 4)
+
+
+def family(algorithm: str, collective: str, itemsize: int, settings: Settings) -> str:
     """Which part of the heap a call uses."""
+    if flagged(algorithm, collective, itemsize, settings):
+        return "flagged"
     own = {("ring", "broadcast"), ("ring", "reduce"), ("tree", "broadcast"), ("tree", "reduce")}
     return (
-        algorithm if algorithm in ("ring", "tree", "hierarchical") and (algorithm, collective) not in own else "direct"
+        algorithm
+        if algorithm in ("ring", "tree", "hierarchical", "multimem") and (algorithm, collective) not in own
+        else "direct"
     )
 
 
 def families(world_size: int, settings: Settings) -> list[str]:
     """The parts of the heap."""
-    return ["ring", "tree", "direct"] + ["hierarchical"] * nodes(world_size, settings)
+    return (
+        ["ring", "tree", "direct"]
+        + ["flagged"] * settings.mapped
+        + ["multimem"] * settings.multicast
+        + ["hierarchical"] * nodes(world_size, settings)
+    )
 
 
 def nodes(world_size: int, settings: Settings) -> bool:
@@ -133,14 +151,26 @@ def nodes(world_size: int, settings: Settings) -> bool:
 
 def links(family: str, world_size: int, settings: Settings) -> int:
     """Links into a rank, each with its slots for every channel."""
-    return {"ring": 1, "direct": world_size, "tree": 6, "hierarchical": settings.node_size + 1}[family]
+    return {
+        "ring": 1,
+        "direct": world_size,
+        "flagged": world_size,
+        "multimem": world_size,
+        "tree": 6,
+        "hierarchical": settings.node_size + 1,
+    }[family]
 
 
-def slot_bytes(algorithm: str, world_size: int, settings: Settings, collective: str = "all_reduce") -> int:
-    """The size of a slot. All links of a rank together take what one link of a ring takes, if that can be."""
-    return slot_size(family(algorithm, collective), world_size, settings)
+def slot_elements(algorithm: str, collective: str, itemsize: int, world_size: int, settings: Settings) -> int:
+    """How many elements a slot holds."""
+    nbytes = slot_bytes(family(algorithm, collective, itemsize, settings), world_size, settings)
+    return nbytes // itemsize // (2 if flagged(algorithm, collective, itemsize, settings) else 1)
 
 
-def slot_size(family: str, world_size: int, settings: Settings) -> int:
-    """The size of a family's slots, in bytes."""
-    return max(128, settings.slot_bytes // links(family, world_size, settings) // 128 * 128)
+def slot_bytes(family: str, world_size: int, settings: Settings) -> int:
+    """The size of a slot. All links of a rank together take what one link of a ring takes, if that can be.
+
+    Except those with flags in the data, which are for small messages: they take an eighth.
+    """
+    whole = settings.slot_bytes // (8 if family == "flagged" else 1)
+    return max(128, whole // links(family, world_size, settings) // 128 * 128)

@@ -121,7 +121,7 @@ def check_writable(result: torch.Tensor) -> None:
 
 
 def check_overlap(x: torch.Tensor, out: torch.Tensor, distance: int | None) -> None:
-    """ValueError if x and out overlap in memory, except if out begins ``distance`` elements after x, both contiguous."""
+    """ValueError if x and out overlap in memory, unless out begins ``distance`` elements after x, both contiguous."""
     if not x.numel() or not out.numel():
         return
     same = (

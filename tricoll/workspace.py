@@ -27,7 +27,7 @@ def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
     for family in dispatch.families(world_size, s):
         links = dispatch.links(family, world_size, s) * s.channels
         flags = link.LINE // 8 * (1 + 2 * links)
-        slots = links * s.slots * dispatch.slot_size(family, world_size, s) * (1 if s.mapped else 2)
+        slots = links * s.slots * dispatch.slot_bytes(family, world_size, s) * (1 if s.mapped else 2)
         result[family] = Part(start, flags + slots // 8, flags, counter, s.channels + 2 * links)
         start += flags + slots // 8
         counter += s.channels + 2 * links

@@ -250,21 +250,21 @@ MUTANTS = [
     Mutant("messages of one slot are not told apart", {link.slot: [("k % call.SLOTS", "k % 1")]}),
     # Calls.
     Mutant("the fingerprint is not checked", {link.await_data: [("word != wanted", "False")]}, mismatch),
-    Mutant("a mismatch is not fatal", {link.await_data: [("ok = _fail(call, 3,", "_fail(call, 3,")]}, mismatch),
+    Mutant("a mismatch is not fatal", {link.await_data: [("ok = fail(call, 3,", "fail(call, 3,")]}, mismatch),
     Mutant("nobody is told", {ring._close: [("link.give_up(tx, rx, call, me)", "pass")]}, mismatch),
     Mutant("the right neighbour is not told", {link.give_up: [("_tell(tx, call, cause)", "pass")]}, impatience),
     Mutant("the left neighbour is not told", {link.give_up: [("_tell(rx, call, cause)", "pass")]}, impatience),
     Mutant("neighbours are told of no epoch", {link.give_up: [("(call.epoch << 16)", "(1 << 16)")]}, mismatch),
     Mutant("epochs are not counted", {ring._close: [("counters + c, call.epoch)", "counters + c, 0)")]}, mismatch),
-    Mutant("giving up without a reason", {link._fail: [("shmem.store(call.status, code)", "pass")]}, mismatch),
-    Mutant("a timeout is not fatal", {link._fail: [("return 0", "return 1")]}, absence),
+    Mutant("giving up without a reason", {link.fail: [("shmem.store(call.status, code)", "pass")]}, mismatch),
+    Mutant("a timeout is not fatal", {link.fail: [("return 0", "return 1")]}, absence),
     Mutant(
-        "the peer is not named", {link._fail: [("store(call.status + 1, peer)", "store(call.status + 1, 0)")]}, absence
+        "the peer is not named", {link.fail: [("store(call.status + 1, peer)", "store(call.status + 1, 0)")]}, absence
     ),
-    Mutant("the message is not named", {link._fail: [("shmem.store(call.status + 2, k)", "pass")]}, absence),
-    Mutant("what was wanted is not named", {link._fail: [("shmem.store(call.status + 3, wanted)", "pass")]}, absence),
-    Mutant("what was seen is not named", {link._fail: [("shmem.store(call.status + 4, seen)", "pass")]}, absence),
-    Mutant("data or slot is not named", {link._fail: [("shmem.store(call.status + 5, waits_for)", "pass")]}, absence),
+    Mutant("the message is not named", {link.fail: [("shmem.store(call.status + 2, k)", "pass")]}, absence),
+    Mutant("what was wanted is not named", {link.fail: [("shmem.store(call.status + 3, wanted)", "pass")]}, absence),
+    Mutant("what was seen is not named", {link.fail: [("shmem.store(call.status + 4, seen)", "pass")]}, absence),
+    Mutant("data or slot is not named", {link.fail: [("shmem.store(call.status + 5, waits_for)", "pass")]}, absence),
     Mutant(
         "the first to give up is not named",
         {link.give_up: [("shmem.store(call.status + 6, cause)", "pass")]},

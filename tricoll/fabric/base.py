@@ -30,6 +30,7 @@ class Heap:
 
     words: torch.Tensor
     bases: torch.Tensor
+    multicast: torch.Tensor | None = None  # the words of all ranks together, where a switch can add them
 
 
 @dataclass
@@ -59,6 +60,7 @@ class Fabric(Protocol):
     rank: int
     world_size: int
     device: torch.device
+    multicast: bool  # whether heaps have a multicast address
     channels: int  # how many programs are worth having
     counters: Counters
     sequence: int  # of the call that this rank is in; set by whoever counts calls

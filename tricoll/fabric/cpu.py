@@ -116,6 +116,9 @@ class CpuProgram:
         distance = self.heaps[pe].data_ptr() - self.heaps[self.rank].data_ptr()
         if self.interpreted:
             return symmetric + distance // (symmetric.dtype.element_ty.primitive_bitwidth // 8)
+        return self.peer_of(symmetric, pe)
+
+    def peer_of(self, symmetric: Pointer, pe: int) -> Pointer:
         offset = symmetric.address - self.heaps[self.rank].data_ptr()
         return Pointer(self.heaps[pe], offset, symmetric.dtype, None if pe == self.rank else pe)
 
@@ -146,6 +149,55 @@ class CpuProgram:
                 word = shmem.ABORTED
             self.seen(where)
         return _scalar(word) if self.interpreted else word
+
+    def store_words(self, dest: Pointer, words: torch.Tensor, nbytes: int) -> None:
+        """Store words of data and flag in a mapped peer's memory; ``nbytes``: of data, -1 if counted before."""
+        raise NotImplementedError
+
+    def scatter_words(self, pointers: Any, words: Any, mask: Any, nbytes: Any) -> None:
+        """:meth:`store_words` from an interpreted kernel: a block of them, with a mask."""
+        count = int(mask.handle.data.sum())
+        start = int(pointers.handle.data[0])
+        pe = next(r for r, h in enumerate(self.heaps) if h.data_ptr() <= start < h.data_ptr() + h.numel())
+        dest = Pointer(self.heaps[pe], start - self.heaps[pe].data_ptr(), tl.pointer_type(tl.int64), pe)
+        self.store_words(dest, torch.from_numpy(words.handle.data[:count].copy()), integer(nbytes))
+
+    def await_words(self, source: Any, count: Any, flag: Any, abort: Any, epoch: Any, timeout: Any) -> tuple[Any, Any]:
+        """Wait until ``count`` words have the flag. Returns 0, or why not as a status block says it, and a flag seen."""
+        where, told, until, wanted = address(source), address(abort), integer(epoch), integer(flag)
+        words = np.ctypeslib.as_array((ctypes.c_int64 * integer(count)).from_address(where))
+        flags = lambda: (words >> 32) & 0xFFFFFFFF
+
+        def wrong() -> bool:
+            seen = flags()
+            return bool(((seen >> 16 == wanted >> 16) & (seen != wanted)).any())
+
+        over = lambda: bool((flags() == wanted).all()) or 0 < peek_word(told) >> 16 <= until or wrong()
+        code = 0
+        if not over() and not self.block(over, integer(timeout) / 1e9):
+            code = -shmem.TIMED_OUT
+        elif wrong():
+            code = 3
+        elif not (flags() == wanted).all():
+            code = -shmem.ABORTED
+        else:
+            self.seen(where)
+        seen = int(flags()[flags() != wanted].max(initial=0))
+        return (_scalar(code), _scalar(seen)) if self.interpreted else (code, seen)
+
+    def multicast_sum(self, at: Any, n: Any) -> None:
+        """What the switch does, in rank order: the symmetric address stands for the multicast one."""
+        if not isinstance(at, Pointer):
+            memory = self.heaps[self.rank]
+            at = Pointer(memory, integer(at) - memory.data_ptr(), at.dtype)
+        count = integer(n)
+        places = [self.peer_of(at, pe) for pe in range(len(self.heaps))]
+        shares = [place.view(count) for place in places]
+        total = shares[0].to(torch.float32, copy=True)
+        for share in shares[1:]:
+            total.add_(share)
+        for place in places:
+            self.write(place, count).copy_(total)
 
     def block(self, over: Callable[[], bool], timeout: float) -> bool:
         """Let others run until ``over()``; False if it does not come within ``timeout`` seconds."""

@@ -26,7 +26,7 @@ import torch
 
 from tricoll.errors import CollectiveTimeout, HeapExhausted, PeerFailure
 from tricoll.kernels import jit
-from tricoll.kernels.jit import Kernel
+from tricoll.kernels.jit import Kernel, Pointer
 
 from .base import Counters, Heap
 from .cpu import CpuProgram, address, convert, integer, interpreting, load_word, peek_word, store_word, tiles
@@ -61,6 +61,12 @@ class HostProgram(CpuProgram):
         self.counters.add(0)
         store_word(self.elsewhere(flag, integer(pe)), integer(word))
 
+    def store_words(self, dest: Pointer, words: torch.Tensor, nbytes: int) -> None:
+        if nbytes >= 0:
+            self.counters.add(nbytes)
+        # By an operation on elements of 8 bytes, not by a copy of bytes, which may tear a word.
+        torch.bitwise_or(words, 0, out=dest.view(words.numel()))
+
     def block(self, over: Callable[[], bool], timeout: float) -> bool:
         return self.fabric.poll(over, timeout)
 
@@ -70,6 +76,7 @@ class HostFabric:
 
     name = "host"
     channels = 1
+    multicast = True  # emulated
     device = torch.device("cpu")
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float, choice: str | None = None) -> None:
@@ -106,7 +113,8 @@ class HostFabric:
         self._board = [m.data_ptr() for m in memory]
         self.heaps = [m[SLOTS * SLOT_BYTES :] for m in memory]
         bases = torch.tensor([h.data_ptr() for h in self.heaps])
-        return Heap(self.heaps[self.rank][: nbytes // 8 * 8].view(torch.int64), bases)
+        words = self.heaps[self.rank][: nbytes // 8 * 8].view(torch.int64)
+        return Heap(words, bases, multicast=words)
 
     def _exchange(self, mine: Any, stage: str = "segment") -> list[Any]:
         """Everybody's ``mine``, through the store. Raises CollectiveTimeout with the names of those missing."""

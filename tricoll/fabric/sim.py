@@ -39,8 +39,9 @@ class Put:
     dest: int
     source: int
     nbytes: int
-    flag: int
+    flag: int  # 0: none
     word: int
+    data: Any = None  # keeps the source alive, if it is nobody's memory
 
 
 class Task:
@@ -125,7 +126,8 @@ class Scheduler:
         put = self.puts.pop(index)
         if put.nbytes:
             ctypes.memmove(put.dest, put.source, put.nbytes)
-        store_word(put.flag, put.word)
+        if put.flag:
+            store_word(put.flag, put.word)
 
 
 class World:
@@ -234,6 +236,25 @@ class SimProgram(CpuProgram):
         store_word(where, word)
         self.scheduler.step_aside()
 
+    def store_words(self, dest: Pointer, words: torch.Tensor, nbytes: int) -> None:
+        assert dest.pe is not None
+        if nbytes >= 0:
+            self.counters.add(nbytes)
+            key = (self.rank, self.channel)
+            self.world.clock[key] = self.world.send("store", *key, dest.pe, 2 * nbytes, dest.address)
+        # Words arrive in any order: here, in a few parts.
+        parts = self.scheduler.random.choice((1, 1, 2, 4)) if self.scheduler.adversarial else 1
+        step = -(-words.numel() // parts)
+        for at in range(0, words.numel(), step):
+            part = words[at : at + step]
+            put = Put(self.rank, dest.address + 8 * at, part.data_ptr(), 8 * part.numel(), 0, 0, part)
+            self.scheduler.puts.append(put)
+        if self.scheduler.adversarial:
+            self.scheduler.step_aside()
+        else:
+            while self.scheduler.puts:
+                self.scheduler.deliver(0)
+
     def put_signal(self, dest: Any, source: Any, nbytes: Any, flag: Any, word: Any, pe: Any) -> None:
         if self.staged:
             self.violation("puts data that other threads may still be writing: no CTA barrier after the write")
@@ -261,6 +282,10 @@ class SimProgram(CpuProgram):
         self.acquired = True
         return super().wait(*arguments)
 
+    def await_words(self, *arguments: Any) -> tuple[Any, Any]:
+        self.scheduler.step_aside()
+        return super().await_words(*arguments)
+
     def block(self, over: Callable[[], bool], timeout: float) -> bool:
         return self.scheduler.block(over)
 
@@ -278,6 +303,7 @@ class SimFabric:
 
     name = "sim"
     channels = 1
+    multicast = True  # emulated
     device = torch.device("cpu")
 
     def __init__(self, world: World, rank: int) -> None:
@@ -294,7 +320,7 @@ class SimFabric:
         self.world.scheduler.block(lambda: all(len(theirs) > index for theirs in self.world.heaps))
         bases = [theirs[index].data_ptr() if len(theirs) > index else 0 for theirs in self.world.heaps]
         self.heaps = [theirs[index] for theirs in self.world.heaps if len(theirs) > index]
-        return Heap(aligned, torch.tensor(bases))
+        return Heap(aligned, torch.tensor(bases), multicast=aligned)
 
     def launch(self, kernel: Kernel, channels: int, arguments: dict[str, Any]) -> None:
         converted = convert(kernel, arguments, self.world.interpreted)
