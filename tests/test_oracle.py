@@ -344,6 +344,19 @@ def test_an_average_divides_before_it_rounds():
     assert oracle.all_reduce(inputs, "avg", algorithm="multimem").unique().tolist() == [math.inf]
 
 
+def test_partial_sums_in_8_bits():
+    """Four times 192 is 768. float8_e5m2 has 384, 512, 640 and 768; float8_e4m3fn has 384 and ends at 448."""
+    for dtype, right in ((E4M3, 448.0), (E5M2, 768.0)):
+        inputs = filled([192.0] * 4, 64, dtype)
+        for way in ways(4, wire=dtype):
+            assert oracle.all_reduce(inputs, **way).float().unique().tolist() == [right], way
+        assert oracle.all_reduce(inputs, "sum", FP32, FP32).unique().tolist() == [768.0]
+    # A ring to an average: 192, 384, 576; which travels as 448, or as 512 (a tie); and 192 more.
+    for dtype, partial in ((E4M3, 448.0), (E5M2, 512.0)):
+        parts = oracle.reduce_scatter(filled([192.0] * 4, 4, dtype), "avg", None, FP32)
+        assert [part.item() for part in parts] == [(partial + 192.0) / 4] * 4
+
+
 def test_a_division_is_correctly_rounded():
     """x / 3 is not x * (1 / 3): for 5, FP32 has 1.6666666, the product is 1.6666667."""
     assert numpy.float32(5) * numpy.float32(1 / 3) != numpy.float32(5) / numpy.float32(3)

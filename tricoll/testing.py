@@ -29,10 +29,10 @@ own:
 With an algorithm's name in place of None, the bits must be those of :mod:`tricoll.oracle`. Every collective has a
 checker; what only some ranks have is None on the others:
 
-    >>> testing.check_gather([None, torch.tensor([1, 3])], [torch.tensor([1]), torch.tensor([2])], root=1)
+    >>> five, six = torch.tensor([[5], [6]], dtype=torch.uint8)
+    >>> testing.check_gather([None, torch.cat([five, five])], [five, six], root=1)
     Traceback (most recent call last):
-    AssertionError: gather, rank 1: 1 of 2 elements wrong, first [1]: 3 (0x0000000000000003), \
-not 2 (0x0000000000000002), row 0 of rank 1
+    AssertionError: gather, rank 1: 1 of 2 elements wrong, first [1]: 5 (0x05), not 6 (0x06), row 0 of rank 1
 """
 
 from __future__ import annotations
