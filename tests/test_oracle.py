@@ -736,6 +736,22 @@ def test_the_bound_is_tight_enough_to_be_of_use():
     assert value.item() == error.item() == 0.0
 
 
+def test_the_bound_is_needed():
+    """Every hop of a ring loses nearly a whole unit roundoff; every share of the direct family half a subnormal."""
+    u = 2.0**-8
+    # In the chunk of rank 0: 1 + u goes as 1, 1 + 1 + 2u as 2, and the total 2 + 2 + 4u as 4.
+    inputs = filled([(2 + 4 * u) * (1 - 2.0**-20), (1 + u) * (1 - 2.0**-20), (1 + 2 * u) * (1 - 2.0**-20)], 1)
+    result = oracle.all_reduce(inputs, wire=BF16)
+    assert result.item() == 4.0
+    value, error = oracle.bound(inputs, wire=BF16)
+    assert 1.7 * u * value < value - 4.0 <= error
+    least = 2.0**-24  # of FP16
+    inputs = filled([0.49 * least] * 8, 1)
+    assert oracle.all_reduce(inputs, wire=FP16, algorithm="two_shot").item() == 0.0
+    value, error = oracle.bound(inputs, wire=FP16)
+    assert 3.9 * least < value <= error < 10 * least
+
+
 @pytest.mark.parametrize("op, wrong", [("prod", 1.07), ("min", 1.004), ("max", 1.004), ("premul_sum", 1.07)])
 def test_the_bound_refuses(op, wrong):
     inputs = [x.abs() + 0.5 for x in testing.make_inputs(8, (100,), FP32, "small", 3)]
