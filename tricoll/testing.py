@@ -26,7 +26,13 @@ own:
     Traceback (most recent call last):
     AssertionError: all_reduce, rank 0: 1 of 2 elements wrong, first [1]: 1.0 (0x3f800000), not 2.0 (0x40000000)
 
-With an algorithm's name in place of None, the bits must be those of :mod:`tricoll.oracle`.
+With an algorithm's name in place of None, the bits must be those of :mod:`tricoll.oracle`. Every collective has a
+checker; what only some ranks have is None on the others:
+
+    >>> five, six = torch.tensor([[5], [6]], dtype=torch.uint8)
+    >>> testing.check_gather([None, torch.cat([five, five])], [five, six], root=1)
+    Traceback (most recent call last):
+    AssertionError: gather, rank 1: 1 of 2 elements wrong, first [1]: 5 (0x05), not 6 (0x06), row 0 of rank 1
 """
 
 from __future__ import annotations
@@ -44,6 +50,7 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 SMALL_FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # any of them can be cast to any other
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
 OTHERS = (torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 KINDS = ("small", "random", "special", "ties", "cancelling", "huge", "bits", "mixed")
 GUARD = 64  # bytes on each side of a guarded tensor, and what stands in them
@@ -100,28 +107,72 @@ def shapes(numel: int, first: int | None = None) -> SearchStrategy[tuple[int, ..
     return _st().sampled_from(found)
 
 
-def dtypes(floats: bool = False) -> SearchStrategy[torch.dtype]:
-    """A dtype that tricoll can reduce; with ``floats``, one that has fractions."""
+def dtypes(floats: bool = False, every: bool = False) -> SearchStrategy[torch.dtype]:
+    """A dtype that tricoll can reduce; with ``floats``, one that has fractions.
+
+    With ``every``, float8, bool and complex types, too.
+    """
+    if every:
+        return _st().sampled_from(oracle.FLOATS if floats else oracle.DTYPES)
     return _st().sampled_from([*SMALL_FLOATS, torch.float64] if floats else [*SMALL_FLOATS, *OTHERS])
 
 
-def dtype_triples() -> SearchStrategy[tuple[torch.dtype, torch.dtype, torch.dtype]]:
-    """Dtypes of input, wire and output: floats of at most 32 bits in every combination, or three times the same."""
+def dtype_triples(every: bool = False) -> SearchStrategy[tuple[torch.dtype, torch.dtype, torch.dtype]]:
+    """Dtypes of input, wire and output: floats of at most 32 bits in every combination, or three times the same.
+
+    With ``every``, float8, bool and complex types, too.
+    """
     st = _st()
-    small = st.sampled_from(SMALL_FLOATS)
-    return st.one_of(st.tuples(small, small, small), st.sampled_from([(d, d, d) for d in OTHERS]))
+    floats: Sequence[torch.dtype] = oracle.SMALL_FLOATS if every else SMALL_FLOATS
+    others = [d for d in oracle.DTYPES if d not in floats] if every else OTHERS
+    small = st.sampled_from(floats)
+    return st.one_of(st.tuples(small, small, small), st.sampled_from([(d, d, d) for d in others]))
 
 
-def ops(dtype: torch.dtype = torch.float32) -> SearchStrategy[str]:
-    """A reduction that ``dtype`` has."""
+def ops(dtype: torch.dtype = torch.float32, every: bool = False) -> SearchStrategy[str]:
+    """A reduction that ``dtype`` has: "sum" or "avg", or with ``every`` any of :func:`tricoll.oracle.ops`."""
+    if every:
+        return _st().sampled_from(oracle.ops(dtype))
     return _st().sampled_from(("sum", "avg") if dtype.is_floating_point else ("sum",))
 
 
-def inputs(world_size: int, shape: Sequence[int], dtype: torch.dtype) -> SearchStrategy[list[Tensor]]:
+def scales() -> SearchStrategy[float]:
+    """What op="premul_sum" multiplies by: exact and inexact, of both signs, zero, and near the ends of FP32."""
+    return _st().sampled_from((0.5, 1 / 3, -2.0, 1.0, 0.1, 0.0, -1e-30, 1e30))
+
+
+def roots(world_size: int) -> SearchStrategy[int]:
+    """A rank."""
+    return _st().integers(0, world_size - 1)
+
+
+def node_sizes(world_size: int) -> SearchStrategy[int]:
+    """Ranks a node: 1, all, or any other divisor of their number."""
+    return _st().sampled_from([size for size in range(1, world_size + 1) if world_size % size == 0])
+
+
+def sizes(world_size: int, most: int = 20) -> SearchStrategy[list[int]]:
+    """Rows of dimension 0 for each rank, at most ``most`` each: equal, unequal, none."""
+    st = _st()
+    equal = st.integers(0, most).map(lambda rows: [rows] * world_size)
+    return st.one_of(st.lists(st.integers(0, most), min_size=world_size, max_size=world_size), equal)
+
+
+def splits(world_size: int, rows: int) -> SearchStrategy[list[int]]:
+    """How ``rows`` of dimension 0 are cut into one part a rank, in any way: parts may be empty, one may be all."""
+    st = _st()
+    cuts = st.lists(st.integers(0, rows), min_size=world_size - 1, max_size=world_size - 1).map(sorted)
+    return cuts.map(lambda cuts: [b - a for a, b in zip([0, *cuts], [*cuts, rows], strict=True)])
+
+
+def inputs(
+    world_size: int, shape: Sequence[int], dtype: torch.dtype, sizes: Sequence[int] | None = None
+) -> SearchStrategy[list[Tensor]]:
     """What each rank gives: tensors of one shape, different on every rank. See :func:`make_inputs`."""
     st = _st()
     kinds, seeds = st.sampled_from(KINDS), st.integers(0, 2**32 - 1)
-    return st.builds(make_inputs, st.just(world_size), st.just(tuple(shape)), st.just(dtype), kinds, seeds)
+    make = lambda kind, seed: make_inputs(world_size, shape, dtype, kind, seed, sizes)
+    return st.builds(make, kinds, seeds)
 
 
 def settings() -> SearchStrategy[dict[str, Any]]:
@@ -162,32 +213,45 @@ def layouts() -> SearchStrategy[Layout]:
 
 
 def make_inputs(
-    world_size: int, shape: Sequence[int], dtype: torch.dtype, kind: str = "mixed", seed: int = 0
+    world_size: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    kind: str = "mixed",
+    seed: int = 0,
+    sizes: Sequence[int] | None = None,
 ) -> list[Tensor]:
     """One tensor a rank, all different.
 
     Args:
-        kind: "small" integers, whose sum is exact in any order; "random", over twelve orders of magnitude; "special",
-            zeros of both signs, infinities, NaN, subnormals and the ends of the range; "ties", half way between two
-            bfloat16 or float16, or next to it; "cancelling", large and of alternating sign; "huge", near overflow;
-            "bits", anything; or "mixed", each element of another kind.
+        kind: "small" integers, whose sum over up to 8 ranks is exact in any order and in the dtype itself; "random",
+            over twelve orders of magnitude (float8: four); "special", zeros of both signs, infinities, NaN, subnormals
+            and the ends of the range; "ties", half way between two bfloat16 or float16, or next to it; "cancelling",
+            large and of alternating sign; "huge", near overflow; "bits", anything; or "mixed", each element of another
+            kind.
         seed: the same seed gives the same values.
+        sizes: rows of dimension 0 on each rank, in place of ``shape[0]``.
     """
-    return [_values(tuple(shape), dtype, kind, seed, rank) for rank in range(world_size)]
+    rows = [list(shape[:1])] * world_size if sizes is None else [[size] for size in sizes]
+    return [_values((*rows[rank], *shape[1:]), dtype, kind, seed, rank) for rank in range(world_size)]
 
 
 def _values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, seed: int, rank: int) -> Tensor:
     if kind not in KINDS:
         raise ValueError(f"kind is {kind!r}; it can be one of {KINDS}")
+    if dtype.is_complex:
+        return torch.view_as_complex(_values((*shape, 2), oracle.accumulator(dtype), kind, seed, rank))
     # Kinds must not share random numbers, or "mixed" would choose an element's kind by its value.
     own = torch.Generator().manual_seed((seed * 4096 + rank) * len(KINDS) + KINDS.index(kind))
     everyone = torch.Generator().manual_seed(seed)
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=own).to(dtype)
     if kind == "mixed":
-        each = [_values(shape, dtype, k, seed, rank) for k in KINDS[:-1]]
+        each = [oracle.bits(_values(shape, dtype, k, seed, rank)) for k in KINDS[:-1]]
         choice = torch.randint(0, len(each), shape, generator=own)
-        return torch.stack(each).gather(0, choice[None])[0]
+        return torch.stack(each).gather(0, choice[None])[0].view(dtype)
     if kind == "small":
-        return torch.randint(0 if dtype == torch.uint8 else -8, 9, shape, generator=own).to(dtype)
+        most = {torch.float8_e4m3fn: 2, torch.float8_e5m2: 1}.get(dtype, 8)
+        return torch.randint(0 if dtype == torch.uint8 else -most, most + 1, shape, generator=own).to(dtype)
     if kind == "special":
         table = torch.tensor(_specials(dtype), dtype=dtype)
         return table[torch.randint(0, len(table), shape, generator=own)]
@@ -195,9 +259,11 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, seed: int, ra
         integer = oracle.BITS[dtype.itemsize]
         range_ = torch.iinfo(integer)
         return torch.randint(range_.min, range_.max, shape, generator=own, dtype=integer).view(dtype)
+    narrow = dtype in EIGHT_BITS
     if kind == "random":
         x = torch.randn(shape, generator=own, dtype=torch.float64)
-        return (x * 10.0 ** torch.randint(-6, 7, shape, generator=own)).to(dtype)
+        orders = (-2, 3) if narrow else (-6, 7)
+        return (x * 10.0 ** torch.randint(*orders, shape, generator=own)).to(dtype)
     if kind == "ties":
         # An odd number of halves of a unit in the last place, of the type that keeps fewest bits here or there.
         digits = torch.randint(8, 12, shape, generator=own)
@@ -206,7 +272,8 @@ def _values(shape: tuple[int, ...], dtype: torch.dtype, kind: str, seed: int, ra
         scale = 2.0 ** torch.randint(-4, 5, shape, generator=own)
         return ((x + off) * scale).to(dtype)
     if kind == "cancelling":
-        large = torch.randn(shape, generator=everyone) * 2.0 ** torch.randint(0, 14, shape, generator=everyone)
+        large = torch.randn(shape, generator=everyone)
+        large = large * 2.0 ** torch.randint(0, 6 if narrow else 14, shape, generator=everyone)
         return (large * (-1) ** rank + torch.randn(shape, generator=own)).to(dtype)
     x = 0.2 + 0.8 * torch.rand(shape, generator=own, dtype=torch.float64)  # "huge"
     sign = torch.randint(0, 2, shape, generator=own) * 2 - 1
@@ -295,16 +362,21 @@ def check_all_reduce(
     op: str = "sum",
     wire: torch.dtype | None = None,
     algorithm: str | None = "ring",
+    *,
+    scale: float | None = None,
+    node_size: int | None = None,
 ) -> None:
     """Judge an all-reduce.
 
     Args:
         outputs: what each rank got, in rank order. Their dtype is the one that was asked for.
         inputs: what each rank gave; a copy, if the operation worked in place.
-        op: "sum" or "avg".
+        op: one of :func:`tricoll.oracle.ops`.
         wire: the dtype that travelled; None: that of the inputs.
-        algorithm: whose bits to expect. None: any order of additions, each of which may be rounded to FP32 and to the
-            wire dtype (:func:`tricoll.oracle.bound`), but the same bits on all ranks.
+        algorithm: whose bits to expect. None: any order of combination, each step of which may be rounded to FP32 and
+            to the wire dtype (:func:`tricoll.oracle.bound`), but the same bits on all ranks.
+        scale: what op="premul_sum" multiplied by.
+        node_size: ranks a node, for algorithm="hierarchical".
 
     Raises:
         AssertionError: naming the first wrong element, its rank, and the bits found and expected.
@@ -312,10 +384,10 @@ def check_all_reduce(
     _assert_ranks(outputs, inputs)
     if algorithm is None:
         for rank, output in enumerate(outputs):
-            _assert_within(output, inputs, op, wire, f"all_reduce, rank {rank}")
+            _assert_within(output, inputs, op, wire, scale, f"all_reduce, rank {rank}")
         assert_same_on_all_ranks(outputs, "all_reduce")
         return
-    expected = oracle.all_reduce(inputs, op, wire, outputs[0].dtype, algorithm)
+    expected = oracle.all_reduce(inputs, op, wire, outputs[0].dtype, algorithm, scale=scale, node_size=node_size)
     for rank, output in enumerate(outputs):
         assert_same_bits(output, expected, f"all_reduce, rank {rank}")
 
@@ -326,31 +398,146 @@ def check_reduce_scatter(
     op: str = "sum",
     wire: torch.dtype | None = None,
     algorithm: str | None = "ring",
+    *,
+    scale: float | None = None,
+    node_size: int | None = None,
+    sizes: Sequence[int] | None = None,
 ) -> None:
-    """Judge a reduce-scatter along dimension 0. See :func:`check_all_reduce`."""
+    """Judge a reduce-scatter along dimension 0. See :func:`check_all_reduce`.
+
+    Args:
+        sizes: rows for each rank; None: the same number for all.
+    """
     _assert_ranks(outputs, inputs)
     if algorithm is None:
+        n = len(inputs)
+        parts = [x.split(list(sizes) if sizes else [len(x) // n] * n) for x in inputs]
         for rank, output in enumerate(outputs):
-            rows = inputs[0].shape[0] // len(inputs)
-            mine = [x[rank * rows : (rank + 1) * rows] for x in inputs]
-            _assert_within(output, mine, op, wire, f"reduce_scatter, rank {rank}")
+            mine = [part[rank] for part in parts]
+            _assert_within(output, mine, op, wire, scale, f"reduce_scatter, rank {rank}")
         return
-    expected = oracle.reduce_scatter(inputs, op, wire, outputs[0].dtype, algorithm)
+    expected = oracle.reduce_scatter(
+        inputs, op, wire, outputs[0].dtype, algorithm, scale=scale, node_size=node_size, sizes=sizes
+    )
     for rank, output in enumerate(outputs):
         assert_same_bits(output, expected[rank], f"reduce_scatter, rank {rank}")
 
 
-def check_all_gather(outputs: Sequence[Tensor], inputs: Sequence[Tensor], wire: torch.dtype | None = None) -> None:
-    """Judge an all-gather along dimension 0. See :func:`check_all_reduce`."""
-    _assert_ranks(outputs, inputs)
-    expected = oracle.all_gather(inputs, wire, outputs[0].dtype)
+def check_reduce(
+    outputs: Sequence[Tensor | None],
+    inputs: Sequence[Tensor],
+    op: str = "sum",
+    wire: torch.dtype | None = None,
+    algorithm: str | None = "ring",
+    *,
+    root: int = 0,
+    scale: float | None = None,
+) -> None:
+    """Judge a reduce to ``root``. See :func:`check_all_reduce`.
+
+    Args:
+        outputs: what the root got, and on every other rank the tensor that it gave, which must not have changed, or
+            None.
+    """
+    result = _result_of_root(outputs, inputs, root, "reduce")
+    what = f"reduce, rank {root}"
+    if algorithm is None:
+        _assert_within(result, inputs, op, wire, scale, what)
+    else:
+        assert_same_bits(result, oracle.reduce(inputs, op, wire, result.dtype, algorithm, root=root, scale=scale), what)
     for rank, output in enumerate(outputs):
-        assert_same_bits(output, expected, f"all_gather, rank {rank}")
+        if rank != root and output is not None:
+            assert_same_bits(output, inputs[rank], f"reduce to rank {root}, what rank {rank} gave")
 
 
-def _assert_ranks(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+def check_all_gather(outputs: Sequence[Tensor], inputs: Sequence[Tensor], wire: torch.dtype | None = None) -> None:
+    """Judge an all-gather along dimension 0, in which the inputs may differ in size. See :func:`check_all_reduce`."""
+    _assert_ranks(outputs, inputs)
+    expected, origin = oracle.all_gather(inputs, wire, outputs[0].dtype), _rows_of_ranks(inputs)
+    for rank, output in enumerate(outputs):
+        _assert_moved(output, expected, origin, f"all_gather, rank {rank}")
+
+
+def check_gather(
+    outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], root: int = 0, wire: torch.dtype | None = None
+) -> None:
+    """Judge a gather to ``root`` along dimension 0, in which the inputs may differ in size.
+
+    Args:
+        outputs: what the root got; the others' are not looked at and may be None.
+    """
+    result = _result_of_root(outputs, inputs, root, "gather")
+    expected = oracle.gather(inputs, wire, result.dtype)
+    _assert_moved(result, expected, _rows_of_ranks(inputs), f"gather, rank {root}")
+
+
+def check_broadcast(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor | None], root: int = 0, wire: torch.dtype | None = None
+) -> None:
+    """Judge a broadcast: what each rank got, the root too. Of the inputs, only the root's matters."""
+    _assert_ranks(outputs, inputs)
+    expected = oracle.broadcast(inputs, wire, outputs[0].dtype, root=root)
+    for rank, output in enumerate(outputs):
+        assert_same_bits(output, expected, f"broadcast from rank {root}, rank {rank}")
+
+
+def check_scatter(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor | None], root: int = 0, wire: torch.dtype | None = None
+) -> None:
+    """Judge a scatter along dimension 0. Of the inputs, only the root's matters."""
+    _assert_ranks(outputs, inputs)
+    expected = oracle.scatter(inputs, wire, outputs[0].dtype, root=root)
+    for rank, output in enumerate(outputs):
+        origin = [(root, rank * len(expected[rank]) + row) for row in range(len(expected[rank]))]
+        _assert_moved(output, expected[rank], origin, f"scatter, rank {rank}")
+
+
+def check_all_to_all(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    splits: Sequence[Sequence[int]] | None = None,
+    wire: torch.dtype | None = None,
+) -> None:
+    """Judge an all-to-all along dimension 0.
+
+    Args:
+        splits: ``splits[r][s]`` rows of rank r's tensor go to rank s; None: the same number to all.
+    """
+    _assert_ranks(outputs, inputs)
+    expected = oracle.all_to_all(inputs, wire, outputs[0].dtype, splits=splits)
+    n = len(inputs)
+    sent = splits or [[len(x) // n] * n for x in inputs]
+    for rank, output in enumerate(outputs):
+        firsts = [sum(counts[:rank]) for counts in sent]
+        origin = [(source, firsts[source] + row) for source in range(n) for row in range(sent[source][rank])]
+        _assert_moved(output, expected[rank], origin, f"all_to_all, rank {rank}")
+
+
+def _assert_ranks(outputs: Sequence[Tensor | None], inputs: Sequence[Tensor | None]) -> None:
     if len(outputs) != len(inputs):
         raise AssertionError(f"there are {len(inputs)} inputs and {len(outputs)} outputs; each must be one a rank")
+
+
+def _result_of_root(outputs: Sequence[Tensor | None], inputs: Sequence[Tensor], root: int, collective: str) -> Tensor:
+    _assert_ranks(outputs, inputs)
+    result = outputs[root]
+    if result is None:
+        raise AssertionError(f"{collective}: the root, rank {root}, has no result")
+    return result
+
+
+def _rows_of_ranks(inputs: Sequence[Tensor]) -> list[tuple[int, int]]:
+    return [(rank, row) for rank, x in enumerate(inputs) for row in range(len(x) if x.dim() else 1)]
+
+
+def _assert_moved(output: Tensor, expected: Tensor, origin: Sequence[tuple[int, int]], what: str) -> None:
+    # ``origin``: of each row of the result, whose it was, and which.
+    def complaint(at: tuple[int, ...]) -> str:
+        rank, row = origin[at[0]]
+        return f"not {_pattern(expected[at])}, row {row} of rank {rank}"
+
+    _assert_like(output, expected, what)
+    _raise_first(oracle.differing(output, expected), output, complaint, what)
 
 
 def _assert_like(actual: Tensor, expected: Tensor, what: str) -> None:
@@ -361,16 +548,25 @@ def _assert_like(actual: Tensor, expected: Tensor, what: str) -> None:
         )
 
 
-def _assert_within(output: Tensor, inputs: Sequence[Tensor], op: str, wire: torch.dtype | None, what: str) -> None:
-    if not output.dtype.is_floating_point:
-        total = torch.stack([x.detach().cpu() for x in inputs]).sum(0, dtype=output.dtype)
-        return assert_same_bits(output.cpu(), total, what)
-    value, error = oracle.bound(inputs, op, wire, output.dtype)
-    _assert_like(output, value.to(output.dtype), what)
-    actual = output.detach().cpu().double()
+def _assert_within(
+    output: Tensor,
+    inputs: Sequence[Tensor],
+    op: str,
+    wire: torch.dtype | None,
+    scale: float | None,
+    what: str,
+) -> None:
+    if output.dtype not in (*oracle.FLOATS, *oracle.COMPLEX):
+        return assert_same_bits(output, oracle.reduce(inputs, op, wire, output.dtype), what)  # no order matters
+    value, error = oracle.bound(inputs, op, wire, output.dtype, scale=scale)
+    _assert_like(output, inputs[0].to(output.dtype), what)
+    actual = output.detach().cpu().resolve_conj()
+    actual = torch.view_as_real(actual).double() if output.is_complex() else actual.double()
     near = (actual - value).abs() <= error
     wrong = ~(near | (actual == value) | (actual.isnan() & value.isnan()) | error.isinf())
-    _raise_first(wrong, output, lambda at: f"more than {float(error[at])} from {float(value[at])}", what)
+    if output.is_complex():
+        value, error, wrong = torch.view_as_complex(value), torch.view_as_complex(error), wrong.any(-1)
+    _raise_first(wrong, output, lambda at: f"more than {error[at].item()} from {value[at].item()}", what)
 
 
 def _raise_first(wrong: Tensor, actual: Tensor, complaint: Callable[[tuple[int, ...]], str], what: str) -> None:
@@ -384,5 +580,6 @@ def _raise_first(wrong: Tensor, actual: Tensor, complaint: Callable[[tuple[int, 
 
 
 def _pattern(t: Tensor) -> str:
-    digits = 2 * t.element_size()
-    return f"{t.item()} (0x{int(oracle.bits(t)) & (1 << 4 * digits) - 1:0{digits}x})"
+    parts = oracle.bits(t).reshape(-1)  # one, or two of a complex number
+    digits = 2 * parts.element_size()
+    return f"{t.item()} ({', '.join(f'0x{part & (1 << 4 * digits) - 1:0{digits}x}' for part in parts.tolist())})"
