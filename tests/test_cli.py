@@ -98,7 +98,7 @@ def test_compile_chooses(run, builder):
     assert run("compile", *options).exit_code == 0
     assert {(v.kernel, v.link, v.arch, v.dtypes, v.op) for v in builder.variants} == {
         (kernel, "put", arch, dtypes, "sum")
-        for kernel in ("ring.all_gather", "ring.reduce_scatter", "two_shot.reduce_scatter")
+        for kernel in ("ring.all_gather", "ring.reduce_scatter", "direct.reduce_scatter", "hierarchical.reduce_scatter")
         for arch in (90, 103)
         for dtypes in ("bf16:bf16:bf16", "fp32:bf16:fp16")
     }
