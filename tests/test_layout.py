@@ -26,8 +26,12 @@ def imports(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_kernels_import_only_what_is_below_them(path):
     for name in imports(path):
-        assert name.startswith(".") or name.split(".")[0] in {"torch", "triton", "typing", "collections"} or (
-            path.stem in ("jit", "numerics")  # which have halves in plain Python
+        assert (
+            name.startswith(".")
+            or name.split(".")[0] in {"torch", "triton", "typing", "collections"}
+            or (
+                path.stem in ("jit", "numerics")  # which have halves in plain Python
+            )
         ), f"{path.name} imports {name}"
         assert not name.startswith(".."), f"{path.name} imports host code: {name}"
         if name.startswith("."):

@@ -6,7 +6,7 @@ import contextlib
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -63,7 +63,8 @@ class Communicator:
         self._heap: Heap | None = None
         self._parts = workspace.parts(fabric.world_size, settings)
         if fabric.world_size > 1:
-            self._heap = fabric.allocate(sum(part.words for part in self._parts.values()) * 8)
+            agreed = {**asdict(settings), "check": check}
+            self._heap = fabric.allocate(sum(part.words for part in self._parts.values()) * 8, agreed)
         counters = sum(part.counters for part in self._parts.values())
         self._counters = torch.zeros(counters, dtype=torch.int64, device=fabric.device)
         self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)

@@ -205,3 +205,33 @@ def test_oracle_agrees_with_plain_addition():
     """The yardstick itself: where nothing is rounded, every order gives the same."""
     inputs = make_inputs(5, (64,), torch.float32, "small", 3)
     assert torch.equal(oracle.all_reduce(inputs, "sum", torch.float32), sum(inputs))
+
+
+def test_settings_that_differ_are_named(pool):
+    """By name and with every rank's value, on all ranks, when the communicator is made; the next one works."""
+
+    def work(comm):
+        import tricoll
+
+        said = []
+        for name, mine, others in (("window", 3, 2), ("block", 64, 128), ("node_size", 2, 1), ("check", False, True)):
+            try:
+                tricoll.init(timeout=20, **{name: mine if comm.rank == 1 else others})
+                said.append("nothing")
+            except ValueError as error:
+                said.append(str(error))
+        with tricoll.init(timeout=20) as good:
+            return said, good.all_reduce(torch.ones(3)).tolist()
+
+    for said, total in pool(3).run(work):
+        for text, values in zip(
+            said,
+            (
+                "window is [2, 3, 2]",
+                "block is [128, 64, 128]",
+                "node_size is [1, 2, 1]",
+                "check is [True, False, True]",
+            ),
+        ):
+            assert f"the ranks do not have the same settings: {values}" in text
+        assert total == [3.0] * 3

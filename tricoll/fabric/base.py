@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,8 +65,9 @@ class Fabric(Protocol):
     counters: Counters
     sequence: int  # of the call that this rank is in; set by whoever counts calls
 
-    def allocate(self, nbytes: int) -> Heap:
-        """Symmetric memory, the same size on every rank. Collective. Raises HeapExhausted on all ranks or on none."""
+    def allocate(self, nbytes: int, agreed: Mapping[str, Any]) -> Heap:
+        """Symmetric memory, the same size on every rank. Collective. Raises HeapExhausted on all ranks or on none, and
+        ValueError on all if one thing in ``agreed``, by its name, is not the same on all of them."""
 
     def launch(self, kernel: Any, channels: int, arguments: dict[str, Any]) -> None:
         """Run a kernel with one program a channel, on this rank. Returns when it has finished."""

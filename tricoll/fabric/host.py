@@ -19,7 +19,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -94,9 +94,9 @@ class HostFabric:
 
     # Memory.
 
-    def allocate(self, nbytes: int) -> Heap:
+    def allocate(self, nbytes: int, agreed: Mapping[str, Any]) -> Heap:
         size = -(-(SLOTS * SLOT_BYTES + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
-        mine: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "bytes": nbytes}
+        mine: dict[str, Any] = {"host": socket.gethostname(), "pid": os.getpid(), "agreed": agreed}
         fd = -1
         try:
             fd = mine["fd"] = reserve(size)
@@ -136,9 +136,15 @@ class HostFabric:
         errors = [f"rank {r}: {info['error']}" for r, info in enumerate(ranks) if "error" in info]
         if errors:
             raise HeapExhausted("; ".join(errors))
-        for key, meaning in (("host", "the host fabric needs all ranks on one machine"), ("bytes", "settings differ")):
-            if len({info[key] for info in ranks}) > 1:
-                raise ValueError(f"{meaning}: {key} of the ranks is {[info[key] for info in ranks]}")
+        if len(hosts := {info["host"] for info in ranks}) > 1:
+            raise ValueError(f"the host fabric needs all ranks on one machine, and these are on {sorted(hosts)}")
+        agreed = [info["agreed"] for info in ranks]
+        if differing := [name for name in agreed[0] if any(a.get(name) != agreed[0][name] for a in agreed)]:
+            each = "; ".join(f"{name} is {[a.get(name) for a in agreed]}" for name in differing)
+            raise ValueError(
+                f"the ranks do not have the same settings: {each} (of rank 0, 1, ...). Give tricoll.init the same "
+                "arguments, and set the same TRICOLL_ environment variables, on all of them"
+            )
 
     def _map(self, rank: int, info: dict[str, Any], size: int) -> torch.Tensor:
         path = f"/proc/{info['pid']}/fd/{info['fd']}"

@@ -311,7 +311,7 @@ class SimFabric:
         self.counters = Counters()
         self.sequence = 0
 
-    def allocate(self, nbytes: int) -> Heap:
+    def allocate(self, nbytes: int, agreed: Mapping[str, Any]) -> Heap:  # one program: all ranks agree
         mine = self.world.heaps[self.rank]
         index = len(mine)
         memory = torch.zeros(nbytes // 8 + 16, dtype=torch.int64)
