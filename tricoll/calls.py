@@ -16,6 +16,7 @@ import torch
 from . import dispatch
 from .tensors import (
     DTYPES,
+    SMALL_FLOATS,
     Op,
     as_dtype,
     as_op,
@@ -75,6 +76,7 @@ class Call:
         return int.from_bytes(digest, "little")
 
 
+NARROW = tuple(dtype for dtype in SMALL_FLOATS if dtype.itemsize < 4)
 MULTIMEM = (torch.float32, torch.float16, torch.bfloat16)
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 PAIRWISE = ("send", "recv")
@@ -105,7 +107,7 @@ class Prepare:
     ) -> Request:
         """all_reduce, reduce, reduce_scatter."""
         self.tensor("x", x)
-        op = as_op(op)
+        op, asked = as_op(op), wire is not None
         check_op(op, x.dtype)
         shape, distance, start = tuple(x.shape), 0, 0
         if collective == "reduce_scatter":
@@ -125,7 +127,7 @@ class Prepare:
             check_writable(out)
         elements = None if sizes is None else [rows * _row(x) for rows in sizes]
         root = self.root(root) if collective == "reduce" else None  # type: ignore[assignment]
-        return self.request(collective, x, out, wire, algo, op=op, root=root, sizes=sizes, elements=elements)
+        return self.request(collective, x, out, wire, algo, op, root, sizes, elements, asked=asked)
 
     def all_gather(self, x: Any, out: Any, wire: Any, algo: str, sizes: Any = None) -> Request:
         self.tensor("x", x)
@@ -249,16 +251,17 @@ class Prepare:
         sizes: list[int] | None = None,
         elements: list[int] | None = None,
         numel: int | None = -1,
+        asked: bool = True,
     ) -> Request:
-        """``elements``: what each rank has. ``numel``: of x on every rank; None where it differs."""
+        """``elements``: what each rank has. ``numel``: of x on every rank; None where it differs. ``asked``: whether
+        the caller has named the wire dtype."""
         per = 2 if x.dtype.is_complex else 1  # kernels see pairs of reals
         itemsize = wire.itemsize // per
         elements = elements and [per * e for e in elements]
         agreed = x.numel() if numel == -1 else numel
         whole = sum(elements) if elements else per * (x.numel() if agreed is None else agreed)
         if algo == "auto":
-            narrow = x.dtype.is_floating_point and wire == x.dtype
-            algo = dispatch.choose(collective, whole * itemsize, itemsize if narrow else 8, asked=wire != x.dtype)
+            algo = dispatch.choose(collective, whole * itemsize, rounds=not asked and wire in NARROW)
         if algo == "multimem" and (op.name not in ("sum", "avg") or wire not in MULTIMEM):
             raise TypeError(f"multimem sends {MULTIMEM} and has 'sum' and 'avg': not {wire} and {op.name!r}")
         plan = dispatch.plan(collective, whole, itemsize, self.world_size, self.settings, algo, elements)

@@ -54,15 +54,15 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def choose(collective: str, nbytes: int, itemsize: int, asked: bool) -> str:
+def choose(collective: str, nbytes: int, rounds: bool) -> str:
     """The algorithm for "auto", until there is a cost model: the ring, or the only one.
 
-    Except where a tensor of 8- or 16-bit floats is reduced and its own dtype travels because nothing else was asked
-    for: a ring would round every partial sum, and nobody has said that this is wanted. A direct one rounds once.
+    Except where 8- or 16-bit floats are reduced and travel as they are because nothing else was asked for
+    (``rounds``): a ring would round every partial sum, and nobody has said that this is wanted. A direct one rounds once.
     """
     if "ring" not in having(collective):
         return having(collective)[0]
-    if itemsize <= 2 and not asked and collective in ("all_reduce", "reduce_scatter", "reduce"):
+    if rounds and "two_shot" in having(collective):
         return "two_shot"
     return "tree" if collective in ROOTED and nbytes < SMALL else "ring"
 
