@@ -99,13 +99,13 @@ TWO = Profile("two", "made up", {"signal": Protocol(0.0, {"mapped": Link(1e-6, 1
 @pytest.mark.parametrize(
     ("algorithm", "collective", "latency", "bandwidth", "steps", "sent", "roundings"),
     [
-        # 126 hops of 0.1 MB, of which 16 between nodes
-        ("ring", "all_reduce", 110e-6 + 160e-6, 126 * 10e-6, 126, 12.6e6, 64),
-        ("ring", "reduce_scatter", 55e-6 + 80e-6, 63 * 10e-6, 63, 6.3e6, 63),
-        ("ring", "all_gather", 55e-6 + 80e-6, 63 * 10e-6, 63, 6.3e6, 1),
-        # a chain: the data, and the first of 64 pieces another 62 times
-        ("ring", "broadcast", 55e-6 + 80e-6, 640e-6 + 62 * 10e-6, 63, 6.4e6, 1),
-        ("ring", "reduce", 55e-6 + 80e-6, 640e-6 + 62 * 10e-6, 63, 6.4e6, 64),
+        # 126 hops of 0.1 MB, of which 16 between nodes; 126 messages of 10 us on these links, and one latency
+        ("ring", "all_reduce", 110e-6 + 160e-6, 1270e-6 - 270e-6, 126, 12.6e6, 64),
+        ("ring", "reduce_scatter", 55e-6 + 80e-6, 640e-6 - 135e-6, 63, 6.3e6, 63),
+        ("ring", "all_gather", 55e-6 + 80e-6, 640e-6 - 135e-6, 63, 6.3e6, 1),
+        # a chain of 63 hops, of which 8 between nodes, and 63 more pieces
+        ("ring", "broadcast", 55e-6 + 80e-6, 55 * 1e-6 + 8 * 10e-6 + 63 * 10e-6, 63, 6.4e6, 1),
+        ("ring", "reduce", 55e-6 + 80e-6, 55 * 1e-6 + 8 * 10e-6 + 63 * 10e-6, 63, 6.4e6, 64),
         # 6 levels, 4 of which cross; 2 children; then 31 more pieces of 0.1 MB, 4 sent for each
         ("tree", "all_reduce", 2 * (2 + 40) * 1e-6, 2 * 2 * (2 * 1e-6 + 4 * 10e-6) + 4 * 31 * 10e-6, 12, 12.8e6, 7),
         ("tree", "broadcast", (2 + 40) * 1e-6, 2 * (2 * 1e-6 + 4 * 10e-6) + 2 * 63 * 10e-6, 6, 12.8e6, 1),
@@ -372,4 +372,4 @@ def test_bad_units(read, text):
 def test_units_are_shown():
     shown = [units.show_bytes(128e6), units.show_bytes(999.9), units.show_seconds(0.0016138), units.show_rate(5e10)]
     assert shown == ["128 MB", "999.9 B", "1.614 ms", "50 GB/s"]
-    assert units.show_seconds(0.99999e-3) == "1 ms" and units.show_seconds(0) == "0 ns"
+    assert units.show_seconds(0.99999e-3) == "1 ms" and units.show_seconds(0) == "0 s"

@@ -53,6 +53,16 @@ def test_latencies(nodes, node_size):
             assert seconds == pytest.approx(expected.time, rel=1e-9), algorithm
 
 
+@pytest.mark.parametrize(("n", "node_size"), [(16, 8), (64, 8), (64, 2), (24, 4), (64, 16), (512, 8)])
+@pytest.mark.parametrize("nbytes", [1e3, 1e5, 1e6, 1e7, 1e8, 1e9])
+def test_ring_over_nodes(nbytes, n, node_size):
+    """Never faster than the formula, which has the longer of two chains of events, and hardly slower."""
+    topology = Topology(n, node_size)
+    for inner, outer in ((Link(3.4e-6, 450e9), Link(14e-6, 50e9)), (Link(1e-6, 1e11), Link(1e-5, 1e10))):
+        expected = formula("ring", nbytes, topology, inner, outer).time
+        assert 1 - 1e-9 < simulate("ring", nbytes, Fabric(topology, inner, outer)).seconds / expected < 1.025
+
+
 @pytest.mark.parametrize("n", [2, 4, 8, 64, 500])
 @pytest.mark.parametrize("nbytes", [1e3, 1e6, 1e7, 1e8, 1e9])
 def test_tree(nbytes, n):

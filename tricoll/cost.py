@@ -167,10 +167,14 @@ class Profile:
 VERSION = 1  # of the profile files
 
 
-def uniform(alpha: float, beta: float, name: str = "uniform", source: str = "given", **settings: Any) -> Profile:
+def two_levels(inner: Link, outer: Link, name: str = "given", source: str = "given", **settings: Any) -> Profile:
+    """A profile with one kind of link inside nodes and another between them."""
+    return Profile(name, source, {"signal": Protocol(0.0, {"mapped": inner, "inter": outer})}, **settings)
+
+
+def uniform(alpha: float, beta: float, name: str = "given", source: str = "given", **settings: Any) -> Profile:
     """A profile in which all links are alike."""
-    link = Link(alpha, beta)
-    return Profile(name, source, {"signal": Protocol(0.0, {"mapped": link, "inter": link})}, **settings)
+    return two_levels(Link(alpha, beta), Link(alpha, beta), name, source, **settings)
 
 
 PROFILES = {
@@ -294,21 +298,25 @@ def algorithm(name: str, collectives: str, protocols: str = "signal") -> Callabl
 def ring(call: Call) -> Terms | str:
     """2(n-1) steps of M/n; half of them for reduce_scatter and all_gather. Broadcast and reduce are chains of pieces.
 
-    All ranks send at once, so the slowest link sets the pace; the part that crosses nodes most often sets the latency.
-    Of 2(n-1) links in a row, a ring misses two, which are inside of a node if nodes have more than two ranks.
+    Two chains of events can be the longest: the way of the part that crosses nodes most often (of 2(n-1) links in a
+    row, a ring misses two, which are inside of a node if nodes have more than two ranks), and all messages of the
+    slowest link, one after the other. With one kind of link it is the first: 2(n-1) (alpha + M / (n beta)).
     """
     n, N, rounds = call.n, call.N, 2 if call.collective == "all_reduce" else 1
     hops = rounds * (n - 1)
     far = 0 if N == 1 else rounds * N - max(0, rounds + 1 - call.L)
-    latency = (hops - far) * call.inner.alpha + far * call.outer.alpha
-    beta = call.slower.beta
+    near = hops - far
+    latency = near * call.inner.alpha + far * call.outer.alpha
     if call.collective in ("broadcast", "reduce"):
         piece = min(call.piece, call.nbytes)
+        way = piece * (near / call.inner.beta + far / call.outer.beta)
         roundings = n if call.collective == "reduce" else 1
-        return Terms(latency, (call.nbytes + (n - 2) * piece) / beta, hops, call.nbytes, roundings)
+        return Terms(latency, way + (call.nbytes - piece) / call.slower.beta, hops, call.nbytes, roundings)
     chunk = call.nbytes / n
+    way = chunk * (near / call.inner.beta + far / call.outer.beta)
+    queue = hops * chunk / call.slower.beta + call.slower.alpha
     roundings = {"all_reduce": n, "reduce_scatter": n - 1, "all_gather": 1}[call.collective]
-    return Terms(latency, hops * chunk / beta, hops, hops * chunk, roundings)
+    return Terms(latency, max(way, queue - latency), hops, hops * chunk, roundings)
 
 
 @algorithm("tree", "all_reduce broadcast reduce")
@@ -376,7 +384,7 @@ def hierarchical(call: Call) -> Terms | str:
     """
     n, L, N = call.n, call.L, call.N
     if N == 1 or L == 1:
-        return f"needs several nodes with several ranks, and there {'is one node' if N == 1 else 'is one rank a node'}"
+        return "it needs several nodes of several ranks"
     rounds = 2 if call.collective == "all_reduce" else 1
     local = rounds * (L - 1) / L * call.nbytes / call.inner.beta
     across = rounds * (N - 1) / N * (call.nbytes / L) / call.outer.beta
@@ -393,7 +401,7 @@ def multimem(call: Call) -> Terms | str:
     if call.N > 1:
         return "the switch adds inside one node only"
     if not (call.multicast and call.mapped):
-        return "needs mapped peers and a switch with multicast"
+        return "it needs mapped peers and a switch with multicast"
     sent = call.nbytes + call.nbytes / call.n
     return Terms(2 * call.inner.alpha, sent / call.inner.beta, 2, sent, 2)
 
@@ -487,9 +495,11 @@ def _excluded(
     if available is not None and name not in available:
         return "this version of tricoll does not have it"
     if collective in REDUCTIONS and reproducible and name not in DIRECT:
-        return "not reproducible: the order of additions depends on the place in the data"
+        return "not reproducible, the bits depend on the place in the data"
     crowded = collective in ALGORITHMS["two_shot"][0] and name in DIRECT and topology.nodes > 1
-    return "all ranks at once across nodes: congestion is not in the model" if crowded and not reproducible else ""
+    return (
+        "all ranks send to all across nodes, and congestion is not in the model" if crowded and not reproducible else ""
+    )
 
 
 def best(collective: str, nbytes: float, topology: Topology, profile: Profile, **options: Any) -> Candidate:

@@ -11,16 +11,18 @@ and slow ranks are drawn from a seed.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .cost import Topology
+from .cost import Profile, Topology
 from .fabric.base import LinkProfile as Link
 from .topology import NOBODY, Node, double_binary_tree
+from .units import show_seconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,9 +49,15 @@ class Noise:
     slowdown: float = 2.0
     seed: int = 0
 
+    def __str__(self) -> str:
+        parts = [f"latencies {self.jitter:.0%} longer on average"] if self.jitter else []
+        parts += [f"ranks {show_seconds(self.late)} late on average"] if self.late else []
+        parts += [f"{self.stragglers} of the ranks {self.slowdown:.3g} times as slow"] if self.stragglers else []
+        return ", ".join(parts) or "none"
+
     def __post_init__(self) -> None:
         if min(self.jitter, self.late, self.stragglers) < 0 or self.slowdown < 1:
-            raise ValueError(f"{self}: nothing can be negative, and slowdown is at least 1")
+            raise ValueError("noise cannot be negative, and a slowdown is at least 1")
 
 
 @dataclass(frozen=True)
@@ -376,3 +384,58 @@ def simulate(
     net = Network(fabric)
     finish = ALGORITHMS[algorithm](net, nbytes, piece, progress) if fabric.topology.world_size > 1 else net.start
     return Outcome(finish, net.messages, net.sent)
+
+
+# Many worlds.
+
+WORLDS = tuple(1 << i for i in range(3, 15))  # 8 to 16,384 ranks
+SCALED = ("ring", "tree", "hierarchical")  # the algorithms for many nodes
+
+
+@dataclass(frozen=True)
+class Point:
+    """A simulated all-reduce: seconds until the last of so many ranks has the result, with noise or without."""
+
+    algorithm: str
+    ranks: int
+    noisy: bool
+    seconds: float
+
+
+def sweep(
+    nbytes: float,
+    node_size: int,
+    profile: Profile,
+    noise: Noise,
+    worlds: Sequence[int] = WORLDS,
+    progress: Callable[[str, float], None] = lambda what, share: None,
+) -> list[Point]:
+    """The algorithms of SCALED on each of ``worlds``, without and with noise. ``progress(what, share of all work)``.
+
+    Raises ValueError if there is noise with more stragglers than ranks, or ranks do not fill nodes.
+    """
+    runs = [(name, n, noisy) for n in worlds for name in SCALED for noisy in (False, True)]
+    runs = [run for run in runs if run[0] != "hierarchical" or (run[1] > node_size > 1)]
+    # Work is messages in the order of n^2 for a ring; what a run has in steps of NumPy is small beside it.
+    weights = {"ring": lambda n: n * n, "hierarchical": lambda n: n * n / node_size, "tree": lambda n: n}
+    work = sum(weights[name](n) for name, n, _ in runs)
+    points: list[Point] = []
+    before = 0.0
+    for name, n, noisy in runs:
+        fabric = Fabric(
+            Topology(n, node_size),
+            profile.link("signal", "mapped"),
+            profile.link("signal", "inter"),
+            noise=noise if noisy else Noise(),
+        )
+        weight = weights[name](n)
+        tell = functools.partial(_share, progress, f"{name}, {n:,} ranks", before / work, weight / work)
+        points.append(Point(name, n, noisy, simulate(name, nbytes, fabric, profile.piece, tell).seconds))
+        before += weight
+    return points
+
+
+def _share(
+    progress: Callable[[str, float], None], what: str, before: float, weight: float, done: int, steps: int
+) -> None:
+    progress(what, before + weight * done / max(1, steps))

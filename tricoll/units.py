@@ -65,6 +65,8 @@ def show_bytes(value: float) -> str:
 
 def show_seconds(value: float) -> str:
     """``1.614 ms``: four digits."""
+    if value == 0:
+        return "0 s"
     return _scaled(value, [(1, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")])
 
 
