@@ -316,3 +316,11 @@ def test_table_of_crossovers_is_the_model(request):
 
     text = (request.config.rootpath / "docs" / "cost-model.md").read_text()
     assert "\n".join(explain.markdown()) in text
+
+
+def test_profile_of_the_documentation(request, run, tmp_path):
+    text = (request.config.rootpath / "docs" / "cost-model.md").read_text()
+    path = tmp_path / "mine.json"
+    path.write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL)[1])
+    result = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 8, "--profile", path)
+    assert result.exit_code == 0 and "profile mine" in result.stdout

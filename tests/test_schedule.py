@@ -157,6 +157,29 @@ def test_an_uplink_serves_in_order_of_arrival():
     assert net.up.tolist() == [12.0, 6.0]
 
 
+def test_an_uplink_brings_in_order_of_arrival():
+    """3 nodes of 2; two ranks send to the first node, whose uplink carries 1 byte a second. Messages of 3 bytes."""
+    net = Network(Fabric(Topology(6, 2), NIC, Link(0.0, 1.0), rail=False, oversubscription=2.0))
+    route = net.route(np.array([2, 4]), np.array([0, 1]))
+    assert net.send(route, np.array([1.0, 0.0]), 3.0).tolist() == [6.0, 3.0]
+    assert (net.up.tolist(), net.down.tolist()) == ([0, 4, 3], [6, 0, 0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hierarchy_of_nodes_of_one_is_a_ring(seed):
+    noise = Noise(jitter=1.0, late=1e-4, stragglers=2, seed=seed)
+    fabric = Fabric(Topology(16, 1), NIC, NIC, noise=noise)
+    a, b = (simulate(algorithm, 1e5, fabric).finish for algorithm in ("hierarchical", "ring"))
+    assert a == pytest.approx(b, rel=1e-12)
+
+
+def test_pieces_share_a_latency():
+    """Ten pieces take hardly longer than one where their data are nothing: their messages are on the way together."""
+    fabric = Fabric(Topology(32, 8), Link(1e-6, 450e9), NIC)
+    expected = formula("hierarchical", 3200, fabric.topology, fabric.inner, fabric.outer)
+    assert simulate("hierarchical", 3200, fabric, piece=10).seconds == pytest.approx(expected.latency, rel=0.01)
+
+
 def test_turns():
     """Every step of every piece once, by turn."""
     for steps, pieces, skew in [(1, 1, 1), (5, 3, 1), (4, 3, 3), (6, 5, 2), (2, 7, 9), (0, 3, 1)]:

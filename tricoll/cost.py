@@ -337,7 +337,7 @@ def tree(call: Call) -> Terms | str:
     depth = (n - 1).bit_length()
     # Ranks half a node from the next one have their parents there, so one level more crosses than nodes alone ask for.
     # Nodes that are no power of two do not fit the tree: all of its levels may cross.
-    far = min(depth, (call.N - 1).bit_length() + (call.N > 1 and call.L > 1))
+    far = min(depth, (call.N - 1).bit_length() + (call.N > 1))
     if call.N > 1 and call.L & (call.L - 1):
         far = depth
     near = depth - far
