@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
     from .compile import Compiled, Variant
 
@@ -89,11 +91,178 @@ def numerics(
     triples = _dtypes([dtype])
     if len(triples) != 1 or not all(d.is_floating_point for d in triples[0]):
         raise typer.BadParameter(f"{dtype!r} is not one combination of floats", param_hint="--dtype")
-    try:
+    with _usage_errors():
         run(ranks or RANKS, triples[0], node_size, elements, seed, markdown, plot)
-    except (ImportError, ValueError) as error:
+
+
+@app.command("plan")
+def plan_step(
+    params: Annotated[str, typer.Option(help="Parameters of the model: 8e9, 8B or 350M.")],
+    gpus: Annotated[int, typer.Option(min=2, help="GPUs, each with a copy of the model.")],
+    backward: Annotated[str, typer.Option(help="How long backward takes: 4s or 300ms.")],
+    link: Annotated[str, typer.Option(help="A GPU's rate to other nodes: 50GB/s, or 400Gb/s in bits.")] = "50GB/s",
+    alpha: Annotated[str, typer.Option(help="Latency of a message.")] = "5us",
+    node_size: Annotated[int, typer.Option(min=1, help="GPUs a node.")] = 1,
+    node_link: Annotated[str, typer.Option(help="A GPU's rate inside a node.")] = "450GB/s",
+    profile: Annotated[
+        str | None, typer.Option(help="Instead of links: a machine's constants (lesson, nvlink, nic-400g, h100, FILE).")
+    ] = None,
+    bucket: Annotated[str, typer.Option(help="Gradients in an all-reduce: 25MB (10^6) or 25M (2^20).")] = "25MB",
+    algo: Annotated[str, typer.Option(help="ring, tree, hierarchical; auto: the fastest for each bucket.")] = "ring",
+    gradient_bytes: Annotated[int, typer.Option(min=1, help="Of a gradient on the wire: 2 for BF16.")] = 2,
+    gpu_memory: Annotated[str, typer.Option(help="Memory of a GPU.")] = "80GB",
+    plot: Annotated[Path | None, typer.Option(help="Draw the lanes: FILE.png, .svg or .pdf.")] = None,
+    scale: Annotated[
+        Path | None, typer.Option(help="Draw a bucket's all-reduce on up to 16,384 ranks, simulated with noise, too.")
+    ] = None,
+    jitter: Annotated[float, typer.Option(min=0, help="For --scale: mean extra latency, as a share of it.")] = 0.5,
+    stragglers: Annotated[int, typer.Option(min=0, max=8, help="For --scale: ranks with links half as fast.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="For --scale: of the noise.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (seconds and bytes) instead.")] = False,
+) -> None:
+    """What data parallelism costs a training step, and when it ends.
+
+    Gradients are all-reduced in buckets while backward is still running, one bucket after the other; what is left when
+    backward ends is exposed, and the step waits for it. Shows both as lanes, and the best bucket size, the memory of a
+    GPU, and from how many GPUs on communication cannot be hidden. Predicted by a model, not measured:
+    docs/cost-model.md.
+
+    \b
+    Examples:
+      tricoll plan --params 8e9 --gpus 64 --link 50GB/s --bucket 25MB --backward 4s
+      tricoll plan --params 1B --gpus 512 --node-size 8 --algo hierarchical --backward 300ms --plot lanes.png
+      tricoll plan --params 8e9 --gpus 64 --backward 4s --node-size 8 --scale scale.png     takes about a minute
+    """
+    import json
+
+    from . import cost, plan, units
+
+    with _usage_errors():
+        if profile:
+            constants = cost.load_profile(profile)
+        else:
+            latency = units.seconds(alpha)
+            inner, outer = cost.Link(latency, units.rate(node_link)), cost.Link(latency, units.rate(link))
+            constants = cost.two_levels(inner, outer, f"given ({alpha}, {link})")
+        made = plan.make(
+            units.count(params),
+            cost.Topology(gpus, node_size),
+            constants,
+            bucket=units.nbytes(bucket),
+            backward=units.seconds(backward),
+            algorithm=algo,
+            gradient_bytes=gradient_bytes,
+            gpu_memory=units.nbytes(gpu_memory),
+        )
+    if as_json:
+        typer.echo(json.dumps(made.as_dict(), indent=2))
+    else:
+        plan.show(made, _console())
+    if plot or scale:
+        with _usage_errors():
+            from . import plots, schedule
+
+            if plot:
+                plots.timeline(made, plot)
+            if scale:
+                noise = schedule.Noise(jitter, stragglers=stragglers, seed=seed)
+                with _share_of_work() as progress:
+                    worlds = [n for n in schedule.WORLDS if n % node_size == 0]
+                    points = schedule.sweep(made.bucket, node_size, constants, noise, worlds, progress)
+                plots.scale(points, made.bucket, node_size, constants, noise, scale)
+                if not as_json:
+                    plan.show_sweep(points, _console())
+
+
+@app.command()
+def explain(
+    collective: Annotated[str, typer.Argument(help="all_reduce, reduce_scatter, all_gather, broadcast, ...")],
+    nbytes: Annotated[
+        str, typer.Option("--bytes", help="Size as in nccl-tests, the whole buffer: 1M (2^20), 1MB (10^6) or 4096.")
+    ],
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks of the job.")],
+    node_size: Annotated[int, typer.Option(min=0, help="Ranks a node. Default: all in one.")] = 0,
+    profile: Annotated[
+        str, typer.Option(help="The machine's constants: lesson, nvlink, nic-400g, h100, or a JSON file.")
+    ] = "h100",
+    reproducible: Annotated[
+        bool, typer.Option("--reproducible", help="Only algorithms whose bits do not depend on sizes and places.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also algorithms that this version of tricoll does not have.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw predicted time over size, with crossovers: FILE.png, .svg or .pdf.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON (seconds and bytes) instead.")] = False,
+) -> None:
+    """Which algorithm a collective would take, why, and by how much it wins.
+
+    Lists what each algorithm costs by the alpha-beta model: latency (steps), bandwidth (bytes on the busiest link),
+    busbw as in nccl-tests, and how often a value is rounded when a narrower dtype travels. Predicted, not measured:
+    docs/cost-model.md.
+
+    \b
+    Examples:
+      tricoll explain all_reduce --bytes 1M --ranks 64 --node-size 8
+      tricoll explain all_reduce --bytes 1M --ranks 8 --reproducible --plot sizes.png
+      tricoll explain broadcast --bytes 100MB --ranks 512 --node-size 8 --all --json
+    """
+    import json
+
+    from . import cost, dispatch, units
+    from . import explain as explaining
+
+    with _usage_errors():
+        cost.check_collective(collective)
+        available = [name for name, collectives in dispatch.ALGORITHMS.items() if collective in collectives]
+        if not available and not everything:
+            raise ValueError(f"this version of tricoll does not have {collective}; --all predicts it all the same")
+        topology, constants = cost.Topology(ranks, node_size), cost.load_profile(profile)
+        among = None if everything else available
+        explanation = cost.explain(
+            collective, units.nbytes(nbytes), topology, constants, reproducible=reproducible, available=among
+        )
+    if as_json:
+        typer.echo(json.dumps(explanation.as_dict(), indent=2))
+    else:
+        explaining.show(explanation, _console())
+    if plot:
+        with _usage_errors():
+            from . import plots
+
+            plots.sizes(explanation, constants, plot, among)
+
+
+def _console() -> Console:
+    """For tables, which need some room."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.width = max(console.width, 100)
+    return console
+
+
+@contextlib.contextmanager
+def _usage_errors() -> Iterator[None]:
+    """What is wrong with arguments, or missing for what they ask for, is said in a line; exit code 2."""
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
         typer.echo(f"tricoll: {error}", err=True)
         raise typer.Exit(2) from None
+
+
+@contextlib.contextmanager
+def _share_of_work() -> Iterator[Callable[[str, float], None]]:
+    """A progress bar; call it with what is being done, and how much of all work has been, 0 to 1."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("simulating", total=1.0)
+        yield lambda what, share: progress.update(task, description=what, completed=share)
 
 
 @app.command("compile")
@@ -249,7 +418,6 @@ def _row(c: Compiled) -> tuple[str, ...]:
 
 
 def _show(done: list[Compiled]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(
@@ -262,9 +430,7 @@ def _show(done: list[Compiled]) -> None:
     for c in done:
         row = _row(c)
         table.add_row(str(c.variant), *row[5:7], row[8], f"{c.seconds:.1f}", "failed" if c.problems else "passed")
-    console = Console(highlight=False)
-    console.width = max(console.width, 100)
-    console.print(table)
+    _console().print(table)
 
 
 def _markdown(done: list[Compiled]) -> str:

@@ -58,7 +58,7 @@ def choose(collective: str, nbytes: int, rounds: bool) -> str:
     """The algorithm for "auto", until there is a cost model: the ring, or the only one.
 
     Except where 8- or 16-bit floats are reduced and travel as they are because nothing else was asked for
-    (``rounds``): a ring would round every partial sum, and nobody has said that this is wanted. A direct one rounds once.
+    (``rounds``): a ring would round every partial sum, and nobody has said that this is wanted. A direct one does once.
     """
     if "ring" not in having(collective):
         return having(collective)[0]
