@@ -7,9 +7,11 @@ tree is a leaf of the other, the two use all links evenly, and each rank sends a
 A rank adds x + first child + second child, in FP32, and what goes up is rounded to the wire dtype; so is the result. An
 element is rounded once a level. Which tree an element is in depends on its place.
 
-Pieces follow each other: piece j goes up while piece j - WINDOW comes down. The root sends down at once, into a slot
-that its child gives back WINDOW pieces later; with SLOTS > WINDOW that is before anything that waits for this step. A
-rank goes up as a leaf first and comes down as a leaf last, so that nobody waits for its other tree.
+Pieces follow each other, and all levels of both trees are at work at once. A rank goes through turns; at depth d of a
+tree of height H it passes piece j up in turn j + LAG (H - d), and down in turn j + LAG (H + d). So what it takes was sent
+LAG turns earlier, and while that is on its way there are other pieces to work on. With LAG = SLOTS / 2, as many turns
+are left for the word that gives a slot back. It cannot deadlock: in its turn i a rank waits for nothing that another
+does in a later turn than i - 1, since LAG < SLOTS.
 
 Links of a rank, for each tree: 0 and 1 from its children, 2 from its parent; the same numbers for the links to them.
 """
@@ -46,12 +48,15 @@ class Place(NamedTuple):
     side: object
     first: object
     second: object
+    depth: object
 
 
 @jit
 def _place(nodes, tree):
-    at = nodes + 4 * tree
-    return Place(tree, shmem.load(at), shmem.load(at + 1), shmem.load(at + 2), shmem.load(at + 3))
+    at = nodes + 5 * tree
+    return Place(
+        tree, shmem.load(at), shmem.load(at + 1), shmem.load(at + 2), shmem.load(at + 3), shmem.load(at + 4)
+    )  # fmt: skip
 
 
 @jit
@@ -200,7 +205,7 @@ def all_reduce(
 ):  # fmt: skip
     """out = the reduction over ranks of x. They may be the same memory.
 
-    ``nodes``: parent, side, first and second child of this rank, for each of the two trees.
+    ``nodes``: parent, side, first and second child and depth of this rank, for each of the two trees; the height.
     """
     piece = piece // 16 * 16  # as in _start
     c = shmem.channel()
@@ -209,18 +214,16 @@ def all_reduce(
     work = Work(heap, bases, x, out, edges, piece, c * pieces * piece, channels, me)
     red = Reduction(world, scale)
     base = shmem.load(counters + channels + c)
-    inner = 0  # the tree in which this rank has children
-    if (shmem.load(nodes + 2) < 0) & (shmem.load(nodes + 3) < 0):
-        inner = 1
+    lag, height = max(SLOTS // 2, 1), shmem.load(nodes + 10)
     ok = 1
-    for j in range(0, pieces + WINDOW):
-        for turn in range(0, 2):
-            if j < pieces:
-                ok = _up(call, work, red, _place(nodes, (inner + 1 + turn) % 2), ok, j, base, OP, BLOCK, WIRE)
-        for turn in range(0, 2):
-            place = _place(nodes, (inner + turn) % 2)
-            if (j >= WINDOW) & (place.parent >= 0):
-                ok = _down(call, work, red, place, ok, j - WINDOW, base, OP, BLOCK, WIRE)
+    for i in range(0, pieces + 2 * lag * height):
+        for tree in range(0, 2):
+            place = _place(nodes, tree)
+            up, down = lag * (height - place.depth), lag * (height + place.depth)
+            if (i >= up) & (i < pieces + up):
+                ok = _up(call, work, red, place, ok, i - up, base, OP, BLOCK, WIRE)
+            if (i >= down) & (i < pieces + down) & (place.parent >= 0):
+                ok = _down(call, work, red, place, ok, i - down, base, OP, BLOCK, WIRE)
     if ok == 1:
         shmem.store(counters + c, epoch)
         shmem.store(counters + channels + c, base + pieces)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 NOBODY = -1
 
@@ -15,6 +15,7 @@ class Node:
     side: int
     first: int
     second: int
+    depth: int
 
 
 def binary_tree(rank: int, world_size: int) -> Node:
@@ -32,11 +33,16 @@ def binary_tree(rank: int, world_size: int) -> Node:
         if parent >= world_size:
             parent = rank ^ bit
         side = 0 if rank < parent else 1
+    depth, at = 0, rank
+    while at:
+        step = at & -at
+        at = (at ^ step) | (step << 1) if (at ^ step) | (step << 1) < world_size else at ^ step
+        depth += 1
     half = bit >> 1
     first = rank - half if rank and half else NOBODY
     while half and rank + half >= world_size:
         half >>= 1
-    return Node(parent, side, first, rank + half if half else NOBODY)
+    return Node(parent, side, first, rank + half if half else NOBODY, depth)
 
 
 def double_binary_tree(rank: int, world_size: int) -> tuple[Node, Node]:
@@ -47,16 +53,16 @@ def double_binary_tree(rank: int, world_size: int) -> tuple[Node, Node]:
 
     def elsewhere(node: Node) -> Node:
         move = lambda r: NOBODY if r == NOBODY else world_size - 1 - r if world_size % 2 == 0 else (r + 1) % world_size
-        return Node(move(node.parent), node.side, move(node.first), move(node.second))
+        return Node(move(node.parent), node.side, move(node.first), move(node.second), node.depth)
 
     place = world_size - 1 - rank if world_size % 2 == 0 else (rank - 1) % world_size
     return binary_tree(rank, world_size), elsewhere(binary_tree(place, world_size))
 
 
 def double_tree_table(rank: int, world_size: int) -> tuple[int, ...]:
-    """:func:`double_binary_tree` as kernels/tree.py looks it up."""
+    """:func:`double_binary_tree` as kernels/tree.py looks it up: five numbers a tree, and a bound of the height."""
     nodes = double_binary_tree(rank, world_size)
-    return tuple(v for node in nodes for v in (node.parent, node.side, node.first, node.second))
+    return (*(v for node in nodes for v in astuple(node)), (world_size - 1).bit_length())
 
 
 def rooted(collective: str, algorithm: str, rank: int, world_size: int, root: int) -> tuple[int, ...]:
