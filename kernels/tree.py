@@ -8,10 +8,10 @@ A rank adds x + first child + second child, in FP32, and what goes up is rounded
 element is rounded once a level. Which tree an element is in depends on its place.
 
 Pieces follow each other, and all levels of both trees are at work at once. A rank goes through turns; at depth d of a
-tree of height H it passes piece j up in turn j + LAG (H - d), and down in turn j + LAG (H + d). So what it takes was sent
-LAG turns earlier, and while that is on its way there are other pieces to work on. With LAG = SLOTS / 2, as many turns
-are left for the word that gives a slot back. It cannot deadlock: in its turn i a rank waits for nothing that another
-does in a later turn than i - 1, since LAG < SLOTS.
+tree of height H it passes piece j up in turn j + LAG (H - d), and down in turn j + LAG (H + d). So what it takes was
+sent LAG turns earlier, and while that is on its way there are other pieces to work on. With LAG = SLOTS / 2, as many
+turns are left for the word that gives a slot back. It cannot deadlock: in its turn i a rank waits for nothing that
+another does in a later turn than i - 1, since LAG < SLOTS.
 
 Links of a rank, for each tree: 0 and 1 from its children, 2 from its parent; the same numbers for the links to them.
 """

@@ -6,8 +6,8 @@ source read only at delivery; stores to a mapped peer stay invisible until a fla
 reading or handing on data without the barrier that the threads of a CTA would need is an error. What it can not show
 is a missing acquire or release in the machine code: for that, see the compile gate.
 
-Time is virtual: each channel has a clock, a message leaves when its link is free, and arrives ``bytes / beta + alpha``
-later. When nobody can go on, the waiting programs are told at once that they have timed out.
+Time is virtual: each channel has a clock; a rank has a port to its node and one to other nodes, through which its
+messages leave one after the other, to arrive ``bytes / beta + alpha`` later (whatever else arrives there). When nobody can go on, the waiting programs are told at once that they have timed out.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class World:
         self.board: dict[tuple[int, int], tuple[int, str]] = {}
         self.heaps: list[list[torch.Tensor]] = [[] for _ in range(size)]  # per rank, in order of allocation
         self.finished = [False] * size
-        self.busy: dict[tuple[int, int], float] = {}  # when a link is free again
+        self.busy: dict[tuple[int, bool], float] = {}  # when a rank's port, inside its node or out, is free again
         self.arrival: dict[int, float] = {}  # when the last flag in a word arrived
         self.clock: dict[tuple[int, int], float] = {}  # of a rank's channel
         self.trace: list[Event] = []
@@ -164,10 +164,11 @@ class World:
     def send(self, kind: str, rank: int, channel: int, peer: int, nbytes: int, flag: int) -> float:
         """Account for a message; returns when the sender is through with it."""
         now, link = self.clock[rank, channel], self.link(rank, peer)
-        start = max(now, self.busy.get((rank, peer), 0.0)) if nbytes else now
+        port = rank, rank // self.node_size == peer // self.node_size
+        start = max(now, self.busy.get(port, 0.0)) if nbytes else now
         end = start + nbytes / link.beta
         if nbytes:
-            self.busy[rank, peer] = end
+            self.busy[port] = end
         self.arrival[flag] = end + link.alpha
         if len(self.trace) < MAX_EVENTS:
             self.trace.append(Event(kind, rank, channel, peer, nbytes, start, end, end + link.alpha))
