@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import dispatch
+from . import cost, dispatch
 from .tensors import (
     DTYPES,
     SMALL_FLOATS,
@@ -77,6 +77,7 @@ class Call:
 
 
 NARROW = tuple(dtype for dtype in SMALL_FLOATS if dtype.itemsize < 4)
+CHOICES = 4096  # that are remembered
 MULTIMEM = (torch.float32, torch.float16, torch.bfloat16)
 REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")
 PAIRWISE = ("send", "recv")
@@ -97,8 +98,12 @@ class Request:
 class Prepare:
     """Turns arguments into a :class:`Request`, or raises TypeError or ValueError."""
 
-    def __init__(self, rank: int, world_size: int, settings: dispatch.Settings, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, world_size: int, settings: dispatch.Settings, profile: cost.Profile, device: torch.device
+    ) -> None:
         self.rank, self.world_size, self.settings, self.device = rank, world_size, settings, device
+        self.profile = profile
+        self.chosen: dict[tuple[str, int, bool], str] = {}  # what "auto" has been so far
 
     # The collectives.
 
@@ -239,6 +244,15 @@ class Prepare:
 
     # Their arguments.
 
+    def choose(self, collective: str, nbytes: int, once: bool) -> str:
+        """What "auto" means for a call."""
+        key = (collective, nbytes, once)
+        if key not in self.chosen:
+            if len(self.chosen) >= CHOICES:
+                self.chosen.clear()
+            self.chosen[key] = dispatch.choose(collective, nbytes, self.world_size, self.settings, self.profile, once)
+        return self.chosen[key]
+
     def request(
         self,
         collective: str,
@@ -261,7 +275,9 @@ class Prepare:
         agreed = x.numel() if numel == -1 else numel
         whole = sum(elements) if elements else per * (x.numel() if agreed is None else agreed)
         if algo == "auto":
-            algo = dispatch.choose(collective, whole * itemsize, rounds=not asked and wire in NARROW)
+            # Where 8- or 16-bit floats travel because nothing else was asked for, nobody has said that rounding every
+            # partial sum is wanted.
+            algo = self.choose(collective, whole * itemsize, once=not asked and wire in NARROW)
         if algo == "multimem" and (op.name not in ("sum", "avg") or wire not in MULTIMEM):
             raise TypeError(f"multimem sends {MULTIMEM} and has 'sum' and 'avg': not {wire} and {op.name!r}")
         plan = dispatch.plan(collective, whole, itemsize, self.world_size, self.settings, algo, elements)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import dispatch, topology, workspace
+from . import cost, dispatch, topology, workspace
 from .calls import PAIRWISE, Call, Prepare, Request
 from .control import Control, Failure
 from .errors import CollectiveError, CollectiveMismatch
@@ -55,7 +56,9 @@ TABLES = 512  # small tables that are kept on the device
 class Communicator:
     """A group of ranks that make the same calls in the same order. Made by :func:`tricoll.init`."""
 
-    def __init__(self, fabric: Fabric, settings: dispatch.Settings, timeout: float, check: bool) -> None:
+    def __init__(
+        self, fabric: Fabric, settings: dispatch.Settings, timeout: float, check: bool, profile: cost.Profile
+    ) -> None:
         settings = replace(settings, multicast=settings.mapped and fabric.multicast)
         self._fabric, self._settings, self._timeout, self._check = fabric, settings, timeout, check
         self._calls, self._seconds = 0, 0.0
@@ -63,13 +66,15 @@ class Communicator:
         self._heap: Heap | None = None
         self._parts = workspace.parts(fabric.world_size, settings)
         if fabric.world_size > 1:
-            agreed = {**asdict(settings), "check": check}
+            constants = hashlib.sha256(profile.to_json().encode()).hexdigest()[:12]
+            agreed = {**asdict(settings), "check": check, "profile": f"{profile.name} {constants}"}
             self._heap = fabric.allocate(sum(part.words for part in self._parts.values()) * 8, agreed)
         counters = sum(part.counters for part in self._parts.values())
         self._counters = torch.zeros(counters, dtype=torch.int64, device=fabric.device)
         self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
         self._tables: dict[tuple[int, ...], torch.Tensor] = {}
-        self._prepare = Prepare(fabric.rank, fabric.world_size, settings, fabric.device)
+        self._profile = profile
+        self._prepare = Prepare(fabric.rank, fabric.world_size, settings, profile, fabric.device)
         self._control = Control(fabric, timeout, check)
 
     @property
@@ -113,8 +118,10 @@ class Communicator:
             out: where the result goes, a tensor with as many elements; its dtype may differ. None: in place, in ``x``.
             wire: the dtype that travels, by default that of ``x``. "bf16" halves the bytes of FP32 gradients; any of
                 float32, float16, bfloat16, float8_e4m3fn and float8_e5m2 can be cast to any other.
-            algo: "auto", "ring", "tree", "two_shot" or "one_shot". Ring and tree round what they send on; the shots
-                add in rank order and round once: an element's bits depend on the ranks' values only.
+            algo: "ring", "tree", "two_shot", "one_shot", "hierarchical", "multimem", or "auto", the fastest by the cost
+                model (see :meth:`explain`). The shots add in rank order and round once: an element's bits depend on the
+                ranks' values only; the others round what they send on. "auto" takes one of the shots for 8- and 16-bit
+                tensors, if no wire is given, and always with ``tricoll.init(reproducible=True)``.
             async_op: not available yet.
 
         Returns:
@@ -271,6 +278,14 @@ class Communicator:
     def barrier(self) -> None:
         """Return when all ranks have called it."""
         self._run("barrier", False, lambda p: p.barrier())
+
+    def explain(self, collective: str, nbytes: int) -> cost.Explanation:
+        """Which algorithm ``algo="auto"`` takes, and what each would cost by the model.
+
+        ``nbytes`` are on the wire: of the tensor, or of the whole buffer for reduce_scatter and all_gather. The answer
+        has ``winner``, ``candidates`` and ``reason``; print it with :func:`tricoll.explain.show`.
+        """
+        return dispatch.explain(collective, nbytes, self.world_size, self._settings, self._profile)
 
     def stats(self) -> dict[str, Any]:
         """What this rank has done so far.

@@ -180,6 +180,7 @@ def uniform(alpha: float, beta: float, name: str = "given", source: str = "given
 PROFILES = {
     profile.name: profile
     for profile in (
+        uniform(100e-6, 1e9, "host", "a guess for processes of one machine, until tricoll tune has measured it"),
         uniform(5e-6, 50e9, "lesson", "one kind of link, 5 us and 50 GB/s: the usual textbook figures"),
         uniform(5e-6, 450e9, "nvlink", "NVLink class: 450 GB/s a direction, 5 us as in lesson", multicast=True),
         uniform(5e-6, 50e9, "nic-400g", "one 400 Gb/s NIC a GPU: 50 GB/s, 5 us as in lesson"),

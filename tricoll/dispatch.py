@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from . import cost
+
 ALGORITHMS = {  # and the collectives that each has
     "ring": ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"),
     "tree": ("all_reduce", "broadcast", "reduce"),
@@ -15,7 +17,6 @@ ALGORITHMS = {  # and the collectives that each has
     "one_shot": ("all_reduce", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier", "send", "recv"),
 }
 ROOTED = ("broadcast", "reduce")
-SMALL = 64 << 10  # bytes: below, a broadcast or reduce goes through a tree
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Settings:
     block: int  # elements a pass of the bulk loop
     node_size: int = 0  # ranks a node; 0: all are in one
     multicast: bool = False  # whether the heap has an address that stands for all ranks'
+    reproducible: bool = False  # whether bits may depend on the ranks' values only
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,48 @@ def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def choose(collective: str, nbytes: int, rounds: bool) -> str:
-    """The algorithm for "auto", until there is a cost model: the ring, or the only one.
+def choose(
+    collective: str, nbytes: int, world_size: int, settings: Settings, profile: cost.Profile, once: bool = False
+) -> str:
+    """The algorithm for "auto": the one that the cost model predicts to be fastest, or the only one.
 
-    Except where 8- or 16-bit floats are reduced and travel as they are because nothing else was asked for
-    (``rounds``): a ring would round every partial sum, and nobody has said that this is wanted. A direct one does once.
+    Args:
+        nbytes: on the wire: of the tensor, or of the whole buffer for reduce_scatter and all_gather.
+        profile: the constants of the machine.
+        once: only algorithms that round a result once. Also if ``settings`` ask for reproducible bits.
     """
-    if "ring" not in having(collective):
-        return having(collective)[0]
-    if rounds and "two_shot" in having(collective):
-        return "two_shot"
-    return "tree" if collective in ROOTED and nbytes < SMALL else "ring"
+    available = candidates(collective, world_size, settings)
+    if len(available) == 1 or world_size == 1:
+        return available[0]
+    topology = topology_of(world_size, settings)
+    reproducible = settings.reproducible or once
+    return cost.best(collective, nbytes, topology, profile, reproducible=reproducible, available=available).algorithm
+
+
+def explain(
+    collective: str, nbytes: int, world_size: int, settings: Settings, profile: cost.Profile
+) -> cost.Explanation:
+    """Why :func:`choose` chooses so."""
+    return cost.explain(
+        collective,
+        nbytes,
+        topology_of(world_size, settings),
+        profile,
+        reproducible=settings.reproducible,
+        available=candidates(collective, world_size, settings),
+    )
+
+
+def topology_of(world_size: int, settings: Settings) -> cost.Topology:
+    """The ranks as the cost model sees them."""
+    node_size = settings.node_size if nodes(world_size, settings) else world_size
+    return cost.Topology(world_size, node_size, settings.mapped)
+
+
+def candidates(collective: str, world_size: int, settings: Settings) -> list[str]:
+    """The algorithms that a call can take here."""
+    missing = {"hierarchical"} if not nodes(world_size, settings) else set()
+    return [name for name in having(collective) if name not in missing and (name != "multimem" or settings.multicast)]
 
 
 def having(collective: str) -> list[str]:

@@ -42,6 +42,7 @@ def settings_for(
     window: int | None = None,
     block: int | None = None,
     node_size: int | None = None,
+    reproducible: bool | None = None,
 ) -> dispatch.Settings:
     """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else what suits CPUs."""
 
@@ -63,6 +64,7 @@ def settings_for(
         window=choose("window", window, 2),
         block=choose("block", block, 1 << 14),
         node_size=choose("node_size", node_size, 0),
+        reproducible=bool(choose("reproducible", reproducible, 0)),
     )
     check_settings(result)
     return result

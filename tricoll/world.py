@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from . import cost
 from .communicator import Communicator
 from .errors import CollectiveError, CollectiveTimeout
 from .fabric import sim
@@ -34,6 +36,8 @@ def init(
     window: int | None = None,
     block: int | None = None,
     node_size: int | None = None,
+    reproducible: bool | None = None,
+    profile: cost.Profile | str | Path | None = None,
     tiles: str | None = None,
 ) -> Communicator:
     """Make a communicator. Collective: every rank of the group must call it. The first becomes the default.
@@ -51,6 +55,10 @@ def init(
             TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
         node_size: ranks a node, for algo="hierarchical"; ranks 0 to node_size - 1 are one node, and so on. None:
             TRICOLL_NODE_SIZE, else 0: all ranks are in one.
+        reproducible: choose only algorithms whose bits depend on the ranks' values alone, whatever the size and place
+            of an element: one_shot and two_shot. None: TRICOLL_REPRODUCIBLE (0 or 1), else no.
+        profile: the machine's constants, by which algo="auto" chooses: a built-in name ("host", "nvlink", ...) or a
+            file, see :mod:`tricoll.cost`. None: TRICOLL_PROFILE, else "host".
         tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
     Raises:
@@ -75,6 +83,8 @@ def init(
         window=window,
         block=block,
         node_size=node_size,
+        reproducible=reproducible,
+        profile=profile,
         tiles=tiles,
     )
     if _default is None:
@@ -90,6 +100,7 @@ def connect(
     timeout: float = 30.0,
     check: bool = True,
     tiles: str | None = None,
+    profile: cost.Profile | str | Path | None = None,
     **settings: Any,
 ) -> Communicator:
     """Make a communicator of ranks that share a store (with a prefix that nobody else uses). See :func:`init`."""
@@ -98,9 +109,11 @@ def connect(
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
     chosen = settings_for(**settings)
+    constants = profile or os.environ.get("TRICOLL_PROFILE") or "host"
+    constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
     host = HostFabric(store, rank, world_size, timeout, tiles)
     try:
-        return Communicator(host, chosen, timeout, check)
+        return Communicator(host, chosen, timeout, check, constants)
     except BaseException:
         host.close()
         raise
@@ -177,11 +190,13 @@ def simulate(
         What ``fn`` raised. A deadlock is a CollectiveTimeout that says who waits for whom.
     """
     chosen = settings_for(node_size=node_size, **settings)
+    links = profile if isinstance(profile, Mapping) else {"intra": profile or LinkProfile()}
+    constants = cost.two_levels(links["intra"], links.get("inter", links["intra"]), "sim")
     return sim.simulate(
         fn,
         world_size,
         *args,
-        connect=lambda fabric: Communicator(fabric, chosen, timeout=30.0, check=check),
+        connect=lambda fabric: Communicator(fabric, chosen, 30.0, check, constants),
         seed=seed,
         profile=profile,
         delivery=delivery,

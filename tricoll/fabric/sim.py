@@ -7,7 +7,8 @@ reading or handing on data without the barrier that the threads of a CTA would n
 is a missing acquire or release in the machine code: for that, see the compile gate.
 
 Time is virtual: each channel has a clock; a rank has a port to its node and one to other nodes, through which its
-messages leave one after the other, to arrive ``bytes / beta + alpha`` later (whatever else arrives there). When nobody can go on, the waiting programs are told at once that they have timed out.
+messages leave one after the other, to arrive ``bytes / beta + alpha`` later (whatever else arrives there). When nobody
+can go on, the waiting programs are told at once that they have timed out.
 """
 
 from __future__ import annotations
