@@ -53,13 +53,13 @@ def _message(heap, bases, me, world, channels, call, k, words):
 
 @jit
 def _pack(x, i, n, red, OP: tl.constexpr, WIRE: tl.constexpr):
-    # Word i's 4 bytes of data: one element, or two of 16 bits.
+    # Word i's 4 bytes of data: one element, or two of 16 bits. Behind the last one they are anything; nobody uses them.
     if WIRE.primitive_bitwidth == 32:
-        v = narrow(enter(tl.load(x + i, mask=i < n, other=0), red, OP), WIRE)
+        v = narrow(enter(tl.load(x + i, mask=i < n), red, OP), WIRE)
         r = v.to(tl.uint32, bitcast=True).to(tl.int64)
     else:
-        a = narrow(enter(tl.load(x + 2 * i, mask=2 * i < n, other=0), red, OP), WIRE)
-        b = narrow(enter(tl.load(x + 2 * i + 1, mask=2 * i + 1 < n, other=0), red, OP), WIRE)
+        a = narrow(enter(tl.load(x + 2 * i, mask=2 * i < n), red, OP), WIRE)
+        b = narrow(enter(tl.load(x + 2 * i + 1, mask=2 * i + 1 < n), red, OP), WIRE)
         r = a.to(tl.uint16, bitcast=True).to(tl.int64) | (b.to(tl.uint16, bitcast=True).to(tl.int64) << 16)
     return r
 
