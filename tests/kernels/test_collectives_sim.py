@@ -28,7 +28,7 @@ def examples(times):
     return settings(max_examples=int(times * settings.default.max_examples))
 
 
-@examples(3)
+@examples(2)
 @given(stream=streams())
 def test_any_calls_back_to_back(simulate, tally, stream):
     """All collectives on one communicator, with nothing between them: links are shared among them."""
