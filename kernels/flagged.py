@@ -81,7 +81,8 @@ def _give(x, n, message, red, OP, WIRE, BLOCK):
     scale_(total, red, OP)
     data = torch.zeros(message.sent * 4 // wire.itemsize, dtype=wire)
     data[:n].copy_(total)
-    words = data.view(torch.int32).to(torch.int64) & 0xFFFFFFFF | message.flag << 32
+    flag = (message.flag + 2**31) % 2**32 - 2**31  # the upper half of a signed word
+    words = data.view(torch.int32).to(torch.int64) & 0xFFFFFFFF | flag << 32
     for turn in range(1, message.world):
         cpu.store_words(cpu.peer(message.mine, (message.me + turn) % message.world), words, n * wire.itemsize)
 
@@ -137,11 +138,11 @@ def _share(x, i, n, message, r, k, call, red, ok, OP: tl.constexpr, WIRE: tl.con
     word = _pack(x, i, n, red, OP, WIRE)
     if r != message.me:
         at, there = message.line + r * message.stride, i < message.sent
-        word, code = shmem.load_words(
+        word, code, seen = shmem.load_words(
             at, i, there, message.sent, message.flag, call.abort, call.epoch, call.status + 7, call.timeout
         )
         if (ok == 1) & (code > 0):
-            ok = link.fail(call, code, r, k, message.flag, tl.max(tl.where(there, word >> 32, 0)), 1)
+            ok = link.fail(call, code, r, k, message.flag, seen, 1)
     return word, ok
 
 
