@@ -64,24 +64,33 @@ def _from(call, net, rank, WIRE: tl.constexpr):
 
 
 @jit
+def _number(work, rank, first, m):
+    # Message m of a link to a rank that gets the result; that of another link, which carries only the first phase.
+    number = first
+    if (work.root == work.world) | (work.root == rank):
+        number = m
+    return number
+
+
+@jit
 def _give(
     call, net, work, red, ok, first, window, m, SPREAD, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
 ):
-    # Send pieces first to first + window of x, as messages m on of this kernel: with SPREAD chunk p to rank p, else the
-    # one chunk there is to every rank that wants it. Returns the new ``ok``.
+    # Send pieces first to first + window of x, as messages m on of this kernel, or as _number says: with SPREAD chunk p
+    # to rank p, else the one chunk there is to every rank that wants it. Returns the new ``ok``.
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
         for turn in range(0, work.world):
             to = (net.me + turn) % work.world  # everybody starts with another peer, to spread the traffic
-            chunk = to if SPREAD else to * 0
+            chunk, number = to if SPREAD else to * 0, _number(work, to, first, m) + j
             n = _count(work, chunk, at)
             own = work.x + _start(work, chunk) + at
             if to == net.me:
-                mine = link.slot(_from(call, net, to, WIRE), call, shmem.load(link.received(net, to)) + m + j)
+                mine = link.slot(_from(call, net, to, WIRE), call, shmem.load(link.received(net, to)) + number)
                 if ok == 1:
                     transfer(own, mine, own, mine, n, red, True, False, False, True, False, OP, BLOCK)
             elif SPREAD | (work.root == work.world) | (work.root == to):
-                tx, k = _to(call, net, to, WIRE), shmem.load(link.sent(net, to)) + m + j
+                tx, k = _to(call, net, to, WIRE), shmem.load(link.sent(net, to)) + number
                 if ok == 1:
                     ok = link.acquire(tx, call, k)
                 if ok == 1:
@@ -151,12 +160,13 @@ def _add(
 
 @jit
 def _add_and_give(
-    call, net, work, red, ok, first, window, m, KEEP, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
-):
-    # Like _add, for the own chunk, and send the result to those who want it, as messages m + window on, in one pass.
+    call, net, work, red, ok, first, window, m, result, KEEP,
+    OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr,
+):  # fmt: skip
+    # Like _add, for the own chunk, and send the result to those who want it, as messages ``result`` on, in one pass.
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
-        n, again = _count(work, net.me, at), m + window + j
+        n, again = _count(work, net.me, at), result + j
         ok = _await_all(call, net, work, ok, m + j, WIRE)
         for turn in range(1, work.world):
             to = (net.me + turn) % work.world
@@ -237,14 +247,15 @@ def two_shot(
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
+        m, result = _number(work, me, first, 2 * first), 2 * first + window
         ok = _give(call, net, work, red, ok, first, window, 2 * first, True, OP, BLOCK, WIRE)
         if ROOTED:
-            ok = _add_and_give(call, net, work, red, ok, first, window, 2 * first, False, OP, BLOCK, WIRE)
+            ok = _add_and_give(call, net, work, red, ok, first, window, m, result, False, OP, BLOCK, WIRE)
             if me == root:
-                ok = _collect(call, net, work, red, ok, first, window, 2 * first + window, 0, OP, BLOCK, WIRE)
+                ok = _collect(call, net, work, red, ok, first, window, result, 0, OP, BLOCK, WIRE)
         else:
-            ok = _add_and_give(call, net, work, red, ok, first, window, 2 * first, True, OP, BLOCK, WIRE)
-            ok = _collect(call, net, work, red, ok, first, window, 2 * first + window, 1, OP, BLOCK, WIRE)
+            ok = _add_and_give(call, net, work, red, ok, first, window, m, result, True, OP, BLOCK, WIRE)
+            ok = _collect(call, net, work, red, ok, first, window, result, 1, OP, BLOCK, WIRE)
     _close(call, net, work, ok, pieces, pieces, WIRE)
 
 

@@ -53,13 +53,13 @@ def _message(heap, bases, me, world, channels, call, k, words):
 
 @jit
 def _pack(x, i, n, red, OP: tl.constexpr, WIRE: tl.constexpr):
-    # Word i's 4 bytes of data: one element, or two of 16 bits.
+    # Word i's 4 bytes of data: one element, or two of 16 bits. Behind the last one they are anything; nobody uses them.
     if WIRE.primitive_bitwidth == 32:
-        v = narrow(enter(tl.load(x + i, mask=i < n, other=0), red, OP), WIRE)
+        v = narrow(enter(tl.load(x + i, mask=i < n), red, OP), WIRE)
         r = v.to(tl.uint32, bitcast=True).to(tl.int64)
     else:
-        a = narrow(enter(tl.load(x + 2 * i, mask=2 * i < n, other=0), red, OP), WIRE)
-        b = narrow(enter(tl.load(x + 2 * i + 1, mask=2 * i + 1 < n, other=0), red, OP), WIRE)
+        a = narrow(enter(tl.load(x + 2 * i, mask=2 * i < n), red, OP), WIRE)
+        b = narrow(enter(tl.load(x + 2 * i + 1, mask=2 * i + 1 < n), red, OP), WIRE)
         r = a.to(tl.uint16, bitcast=True).to(tl.int64) | (b.to(tl.uint16, bitcast=True).to(tl.int64) << 16)
     return r
 
@@ -81,7 +81,8 @@ def _give(x, n, message, red, OP, WIRE, BLOCK):
     scale_(total, red, OP)
     data = torch.zeros(message.sent * 4 // wire.itemsize, dtype=wire)
     data[:n].copy_(total)
-    words = data.view(torch.int32).to(torch.int64) & 0xFFFFFFFF | message.flag << 32
+    flag = (message.flag + 2**31) % 2**32 - 2**31  # the upper half of a signed word
+    words = data.view(torch.int32).to(torch.int64) & 0xFFFFFFFF | flag << 32
     for turn in range(1, message.world):
         cpu.store_words(cpu.peer(message.mine, (message.me + turn) % message.world), words, n * wire.itemsize)
 
@@ -137,11 +138,11 @@ def _share(x, i, n, message, r, k, call, red, ok, OP: tl.constexpr, WIRE: tl.con
     word = _pack(x, i, n, red, OP, WIRE)
     if r != message.me:
         at, there = message.line + r * message.stride, i < message.sent
-        word, code = shmem.load_words(
+        word, code, seen = shmem.load_words(
             at, i, there, message.sent, message.flag, call.abort, call.epoch, call.status + 7, call.timeout
         )
         if (ok == 1) & (code > 0):
-            ok = link.fail(call, code, r, k, message.flag, tl.max(tl.where(there, word >> 32, 0)), 1)
+            ok = link.fail(call, code, r, k, message.flag, seen, 1)
     return word, ok
 
 

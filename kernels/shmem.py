@@ -213,21 +213,21 @@ def store_words(pointers, words, mask, nbytes, _semantic=None):
 
 
 def _load_words(at, i, mask, count, flag, abort, epoch, scratch, timeout):
-    code, _ = program().await_words(at, count, flag, abort, epoch, timeout)
-    return tl.load(at + i, mask=mask, other=0), code
+    code, seen = program().await_words(at, count, flag, abort, epoch, timeout)
+    return tl.load(at + i, mask=mask, other=0), code, seen
 
 
 @jit(cpu=_load_words)
 def load_words(at, i, mask, count, flag, abort, epoch, scratch, timeout):
     """Wait until the words ``at + i`` (of ``count`` from ``at`` on) all have the flag in their upper 32 bits.
 
-    Returns them, and 0. Else 1 after ``timeout`` nanoseconds, 2 if the word ``abort`` says first that another rank has
-    given up in this epoch or an earlier one, and 3 if a word has the generation, but not the fingerprint. Each thread
-    reads what it has waited for, so it takes no barrier.
+    Returns them, 0 and 0. Else, with a flag that was seen, 1 after ``timeout`` nanoseconds, 2 if the word ``abort``
+    says first that another rank has given up in this epoch or an earlier one, and 3 if a word has the generation, but
+    not the fingerprint. Each thread reads what it has waited for, so it takes no barrier.
     """
     word = tl.load(at + i, mask=mask, other=0, volatile=True)
     late = tl.max(tl.where(mask & (((word >> 32) & 0xFFFFFFFF) != flag), 1, 0))
-    code = 0
+    code, seen = 0, flag * 0
     if late == 1:
         start = _uniform(cuda.globaltimer(), scratch)
         while late == 1:
@@ -242,7 +242,9 @@ def load_words(at, i, mask, count, flag, abort, epoch, scratch, timeout):
                     late, code = 0, 2
                 elif _uniform(cuda.globaltimer(), scratch) - start > timeout:
                     late, code = 0, 1
-    return word, code
+        if code > 0:
+            seen = tl.max(tl.where(mask, (word >> 32) & 0xFFFFFFFF, 0))
+    return word, code, seen
 
 
 # NVLink SHARP: a multicast address stands for the same place on all GPUs.

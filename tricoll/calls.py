@@ -46,16 +46,23 @@ class Call:
 
     def __str__(self) -> str:
         name = lambda dtype: str(dtype).removeprefix("torch.")
-        words = [f"{name(self.dtype)}[{'' if self.numel is None else self.numel}]"]
-        if self.moves:
-            words += [f"wire={name(self.wire)}", f"out={name(self.out)}"]
-        else:
-            words += [f"op={self.op}", f"wire={name(self.wire)}", f"out={name(self.out)}"]
+        # What only one rank has, or each for itself, is not compared: the root's output, and a scatter's outputs.
+        words = [f"{name(self.wire if self.collective == 'scatter' else self.dtype)}[{self._count}]"]
+        if not self.moves:
+            words.append(f"op={self.op}")
+        if self.collective != "scatter":
+            words.append(f"wire={name(self.wire)}")
+        if self.collective not in ("reduce", "gather", "scatter"):
+            words.append(f"out={name(self.out)}")
         if self.root is not None:
             words.append(f"root={self.root}")
         if self.sizes is not None:
             words.append(f"sizes={list(self.sizes)}")
         return f"{self.collective}({', '.join(words)}, algo={self.plan.algorithm})"
+
+    @property
+    def _count(self) -> str:
+        return "" if self.numel is None else str(self.numel)
 
     @property
     def moves(self) -> bool:

@@ -439,7 +439,11 @@ class Communicator:
         if failures:
             error = self._control.explain(str(call), failures, pair=collective in PAIRWISE)
             if isinstance(error, CollectiveMismatch) and collective not in PAIRWISE:
-                self._start_afresh()
+                try:
+                    self._start_afresh()
+                except CollectiveError as trouble:  # ranks that only sent have gone on, and do not know
+                    self._unusable = f"call {self._control.sequence} failed: {error}"
+                    raise error from trouble
             raise error
 
     def _table(self, values: tuple[int, ...]) -> torch.Tensor:

@@ -94,6 +94,7 @@ class Control:
         seen = {r: Failure(**json.loads(text)) for r, (sequence, text) in heard.items() if sequence >= self.sequence}
         entered = [self.fabric.peek(r, ENTERED[self.sequence % 2]) for r in range(self.fabric.world_size)]
         entered = [(sequence, text.rsplit("\n", 1)[0]) for sequence, text in entered]
+        late = [r for r, (sequence, _) in enumerate(entered) if sequence < self.sequence]
         calls = [text for sequence, text in entered if sequence == self.sequence]
         # Fingerprints meet only where the calls use the same links; the others are found here, after the timeout.
         if any(f.code == link.MISMATCH for f in seen.values()) or (len(seen) == len(calls) and len(set(calls)) > 1):
@@ -104,7 +105,9 @@ class Control:
         if mine.code == link.ABORTED and not silent:
             first = (mine.cause & 0xFFFF) - 1
             return CollectiveTimeout(f"rank {self.fabric.rank}, {what}: rank {first} gave up waiting first ({reasons})")
-        return self._absence(silent, what, reasons)
+        # Of the silent, some may have finished the call, where they only send, and have nothing to say.
+        missing = [r for r in silent if r in late or r in self.fabric.dead()]
+        return self._absence(missing or silent, what, reasons)
 
     def _explain_pair(self, call: str, mine: Failure) -> CollectiveError:
         what = f"after call {self.sequence}, {call}"

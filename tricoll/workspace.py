@@ -15,7 +15,7 @@ class Part:
 
     start: int
     words: int
-    flags: int  # words at the start that are not slots
+    flags: int  # words at the start that say what has come: all of them where flags are inside the data
     counter: int  # where its counters start: an epoch a channel, messages sent and received a link and channel
     counters: int
 
@@ -28,8 +28,9 @@ def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
         links = dispatch.links(family, world_size, s) * s.channels
         flags = link.LINE // 8 * (1 + 2 * links)
         slots = links * s.slots * dispatch.slot_bytes(family, world_size, s) * (1 if s.mapped else 2)
-        result[family] = Part(start, flags + slots // 8, flags, counter, s.channels + 2 * links)
-        start += flags + slots // 8
+        words = flags + slots // 8
+        result[family] = Part(start, words, words if family == "flagged" else flags, counter, s.channels + 2 * links)
+        start += words
         counter += s.channels + 2 * links
     return result
 

@@ -1,77 +1,23 @@
-"""Tree and direct algorithms in the simulator: the oracle's bits, whatever the cut, the schedule and the place."""
+"""What the algorithms cost in the simulator, steps and bytes, and who is named if somebody is missing."""
 
 import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from streams import CALLS, FP32, Played, Step, callable_in, played
 
 from tricoll import testing
 from tricoll.fabric.base import LinkProfile
-from tricoll.testing import Guarded
 
 LINKS = ("mapped", "put")
-CALLS = (
-    ("two_shot", "all_reduce"),
-    ("one_shot", "all_reduce"),
-    ("two_shot", "reduce_scatter"),
-    ("two_shot", "all_gather"),
-    ("tree", "all_reduce"),
-)
+HALVES = ("reduce_scatter", "all_gather")  # of an all-reduce
+every_call = pytest.mark.parametrize("call", CALLS, ids=" ".join)
 
 
-@st.composite
-def streams(draw, tiles="torch"):
-    """Settings of a world, and one to four calls back to back."""
-    n = draw(testing.world_sizes(8 if tiles == "torch" else 4))
-    calls = []
-    for _ in range(draw(st.integers(1, 4 if tiles == "torch" else 1))):
-        algorithm, collective = draw(st.sampled_from(CALLS))
-        dtype, wire, out_dtype = draw(testing.dtype_triples())
-        numel = draw(testing.numels(n)) if tiles == "torch" else draw(st.integers(0, 200))
-        shape = (numel // n * n,) if collective == "reduce_scatter" else (numel,)
-        inputs, op = draw(testing.inputs(n, shape, dtype)), draw(testing.ops(dtype))
-        calls.append((algorithm, collective, inputs, op, wire, out_dtype, draw(testing.layouts())))
-    return n, draw(testing.settings()), draw(testing.schedules()), calls
-
-
-def run(comm, calls):
-    results = []
-    for algorithm, collective, inputs, op, wire, out_dtype, layout in calls:
-        n, numel = comm.world_size, inputs[0].numel()
-        elements = {"all_reduce": numel, "reduce_scatter": numel // n, "all_gather": numel * n}[collective]
-        x, out = Guarded(inputs[comm.rank], layout), Guarded(torch.zeros(elements, dtype=out_dtype), layout)
-        options = {} if collective == "all_gather" else {"op": op}
-        getattr(comm, collective)(x.view, out=out.view, wire=wire, algo=algorithm, **options)
-        x.check()
-        out.check()
-        testing.assert_same_bits(x.view, inputs[comm.rank], "the input")
-        results.append(out.view.clone())
-    return results
-
-
-def check(calls, results):
-    for k, (algorithm, collective, inputs, op, wire, _, _) in enumerate(calls):
-        outputs = [ranks[k] for ranks in results]
-        if collective == "all_gather":
-            testing.check_all_gather(outputs, inputs, wire)
-        else:
-            getattr(testing, f"check_{collective}")(outputs, inputs, op, wire, algorithm)
-
-
-@given(streams())
-@settings(max_examples=200)
-def test_any_calls_back_to_back(simulate, stream):
-    n, links, schedule, calls = stream
-    check(calls, simulate(run, n, calls, **links, **schedule).results)
-
-
-@given(streams(tiles="triton"))
-@settings(max_examples=20)
-def test_any_call_interpreted(simulate, stream):
-    n, links, schedule, calls = stream
-    check(calls, simulate(run, n, calls, tiles="triton", **links, **schedule).results)
+def one(call, n, numel):
+    """A call that moves ``numel`` FP32 elements, all ranks' parts together where they have parts."""
+    each = numel // n if call[1] in ("all_gather", "gather") else numel
+    return Step(*call, (each,), FP32, root=1, peer=0, kind="small")
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -100,15 +46,49 @@ def test_bits_depend_on_the_values_only(simulate, link):
             testing.assert_same_bits(result, expected)
 
 
+# Bytes.
+
+
+def bytes_sent(algorithm, collective, n, root=1):
+    """What each rank sends, of all the data: docs/how-it-works.md. None where it depends on the rank's place."""
+    everybody = lambda share: [share] * n
+    others, part = n - 1, (n - 1) / n
+    at_root = lambda root_sends, others_send: [root_sends if r == root else others_send for r in range(n)]
+    table = {
+        ("ring", "broadcast"): [0.0 if r == (root - 1) % n else 1.0 for r in range(n)],
+        ("ring", "reduce"): at_root(0.0, 1.0),
+        ("tree", "reduce"): at_root(0.0, 1.0),
+        ("two_shot", "reduce"): at_root(part, 1.0),  # its chunk is complete where it is
+        ("multimem", "all_reduce"): everybody(1 + 1 / n),
+        ("one_shot", "all_reduce"): everybody(others),
+        ("one_shot", "broadcast"): at_root(others, 0.0),
+        ("one_shot", "reduce"): at_root(0.0, 1.0),
+        ("one_shot", "gather"): at_root(0.0, 1 / n),
+        ("one_shot", "scatter"): at_root(part, 0.0),
+        ("one_shot", "all_to_all"): everybody(part),
+        ("one_shot", "barrier"): everybody(0.0),
+        ("one_shot", "send"): at_root(1.0, 0.0),
+        ("tree", "all_reduce"): None,
+        ("tree", "broadcast"): None,
+    }
+    return table.get((algorithm, collective), everybody(part if collective in HALVES else 2 * part))
+
+
+@every_call
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_bytes_sent(simulate, n, link):
-    """Two-shot: 2 (n-1)/n of the data, the minimum. One-shot: n - 1 times the data. In the wire dtype."""
-    numel = 16 * n * 11
-    for algorithm, expected in (("two_shot", 2 * (n - 1) * numel // n * 2), ("one_shot", (n - 1) * numel * 2)):
-        work = lambda comm, algo: comm.all_reduce(torch.ones(numel), wire="bf16", algo=algo)
-        for stats in simulate(work, n, algorithm, link=link).stats:
-            assert stats["payload_bytes"] == expected
+def test_bytes_sent(simulate, n, link, call):
+    """Ring, two_shot and hierarchical send the minimum."""
+    node_size, numel = n // 2, 16 * n * n
+    expected = bytes_sent(*call, n)
+    if call not in callable_in(n, node_size, link == "mapped") or expected is None:
+        return
+    step = one(call, n, numel)
+    stats = played(simulate, n, [step], node_size, link=link, slots=3, window=2, slot_bytes=2048).stats
+    assert [s["payload_bytes"] for s in stats] == [round(share * numel * 4) for share in expected]
+    step = step._replace(dtypes=(torch.float32, torch.bfloat16, torch.float32))
+    stats = played(simulate, n, [step], node_size, link=link).stats
+    assert [s["payload_bytes"] for s in stats] == [round(share * numel * 2) for share in expected]
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -125,21 +105,98 @@ def tree(comm, numel):
     comm.all_reduce(torch.ones(numel), wire="bf16", algo="tree")
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 16, 32])
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "tree"])
-def test_steps(simulate, n, algorithm):
-    """The critical path with infinite bandwidth, in latencies: 1, 2, and twice the depth of a tree."""
-    work = lambda comm: comm.all_reduce(torch.ones(100), algo=algorithm)
-    time = simulate(work, n, profile=LinkProfile(alpha=1.0, beta=1e30)).virtual_time
-    assert time == pytest.approx({"one_shot": 1, "two_shot": 2, "tree": 2 * (n - 1).bit_length()}[algorithm])
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 8])
+def test_bytes_sent_by_a_tree_from_a_root(simulate, n):
+    """A broadcast is sent n - 1 times altogether, and by nobody more than twice."""
+    stats = played(simulate, n, [one(("tree", "broadcast"), n, 160)]).stats
+    sent = [s["payload_bytes"] for s in stats]
+    assert sum(sent) == (n - 1) * 160 * 4 and max(sent) <= 2 * 160 * 4
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "tree"])
-def test_a_missing_rank_is_named(simulate, algorithm, link):
+@pytest.mark.parametrize("n, node_size", [(4, 2), (6, 2), (6, 3), (8, 4), (12, 4)])
+def test_bytes_between_nodes(simulate, n, node_size, link):
+    """Of a node's data, a rank sends its share over the slow links: (nodes - 1) / nodes of M / size for each half."""
+    nodes, numel = n // node_size, 16 * n * 6
+    for collective, halves in (("all_reduce", 2), ("reduce_scatter", 1), ("all_gather", 1)):
+        step = one(("hierarchical", collective), n, numel)
+        trace = played(simulate, n, [step], node_size, link=link, slots=3, window=2, slot_bytes=2048).trace
+        slow = [0] * n
+        for event in trace:
+            if event.rank // node_size != event.peer // node_size:
+                slow[event.rank] += event.nbytes
+        assert slow == [halves * (nodes - 1) * numel * 4 // nodes // node_size] * n
+
+
+def test_flags_in_the_data_need_no_signals(simulate):
+    """Neither a flag apart, nor giving back a slot."""
+    for n in (2, 5):
+        steps = [one(("one_shot", "all_reduce"), n, numel) for numel in (0, 1, 16, 3000)]
+        stats = played(simulate, n, steps, link="mapped", slots=2, window=1, slot_bytes=2048).stats
+        # Empty messages are words with a flag and nothing else.
+        assert {s["signals"] for s in stats} == {n - 1}
+        assert {s["payload_bytes"] for s in stats} == {(n - 1) * 3017 * 4}
+
+
+# Steps: the critical path with infinite bandwidth, in latencies.
+
+
+def steps_taken(algorithm, collective, n, node_size):
+    """One number, or what it is at most."""
+    nodes = n // node_size
+    if algorithm == "ring":
+        return n - 1 if collective != "all_reduce" else 2 * (n - 1)
+    if algorithm == "tree":
+        return (n - 1).bit_length() * (2 if collective == "all_reduce" else 1)
+    if algorithm == "hierarchical":
+        return nodes if collective in HALVES else 2 * nodes
+    return 2 if algorithm == "multimem" or (algorithm == "two_shot" and collective not in HALVES) else 1
+
+
+@every_call
+@pytest.mark.parametrize("link", LINKS)
+def test_steps(simulate, link, call):
+    for n, node_size in ((2, 2), (3, 3), (4, 2), (5, 5), (6, 2), (6, 3), (8, 4), (16, 4)):
+        if call in callable_in(n, node_size, link == "mapped"):
+            profile = LinkProfile(alpha=1.0, beta=1e30)
+            time = played(simulate, n, [one(call, n, 4 * n)], node_size, link=link, profile=profile).virtual_time
+            assert time == pytest.approx(steps_taken(*call, n, node_size)), (n, node_size)
+
+
+@pytest.mark.parametrize("n, node_size", [(8, 4), (6, 2)])
+def test_levels_overlap(simulate, n, node_size):
+    """While one piece is on the rail, the ranks of a node are at the next: well below the sum of the levels' times.
+
+    Puts, because they leave the rank free: a store keeps it as long as the link takes.
+    """
+    nodes, part, beta = n // node_size, 2048 * 4, 1e9  # bytes a rank
+    inside = 2 * nodes * part / beta  # to every other rank of the node, over a link of its own
+
+    def time(window, slow):
+        profile = {"intra": LinkProfile(1e-7, beta), "inter": LinkProfile(1e-7, slow)}
+        options = {"link": "put", "slots": window + 2, "window": window, "slot_bytes": 1024 * (node_size + 1)}
+        step = one(("hierarchical", "all_reduce"), n, n * 2048)
+        return played(simulate, n, [step], node_size, profile=profile, **options).virtual_time
+
+    as_slow = beta * (nodes - 1) / nodes  # the rail takes as long as the node
+    times = [time(window, as_slow) for window in (1, 2, 4)]
+    assert times == sorted(times, reverse=True)
+    assert inside < times[2] < times[1] < 0.67 * (inside + inside)
+    assert 2 * inside < time(2, as_slow / 2) < 1.15 * 2 * inside  # the rail's time and little else
+
+
+@every_call
+@pytest.mark.parametrize("link", LINKS)
+def test_a_missing_rank_is_named(simulate, call, link):
+    if call not in callable_in(4, 2, link == "mapped"):
+        return
+    root = 0 if call[1] in ("reduce", "gather") else 2  # where others wait for rank 2
+    made = Played(one(call, 4, 64)._replace(root=root, peer=0), 4, 2)
+
     def work(comm):
         if comm.rank != 2:
-            comm.all_reduce(torch.ones(10), algo=algorithm)
+            made.on(comm)
 
-    with pytest.raises(RuntimeError, match=r"ranks \[2\] are gone.*waited for data from rank 2"):
-        simulate(work, 4, link=link)
+    missed = "did not take part" if call[1] == "send" else "are gone"  # it may leave when it has sent all it has
+    with pytest.raises(RuntimeError, match=rf"ranks \[2\] {missed}.*waited for data from rank 2"):
+        simulate(work, 4, link=link, node_size=2)

@@ -163,7 +163,7 @@ class CpuProgram:
         self.store_words(dest, torch.from_numpy(words.handle.data[:count].copy()), integer(nbytes))
 
     def await_words(self, source: Any, count: Any, flag: Any, abort: Any, epoch: Any, timeout: Any) -> tuple[Any, Any]:
-        """Wait until ``count`` words have the flag. Returns 0, or why not as in a status block, and a flag seen."""
+        """Wait for ``count`` words with the flag. Returns 0, or why not as a status block says it, and a flag seen."""
         where, told, until, wanted = address(source), address(abort), integer(epoch), integer(flag)
         words = np.ctypeslib.as_array((ctypes.c_int64 * integer(count)).from_address(where))
         flags = lambda: (words >> 32) & 0xFFFFFFFF

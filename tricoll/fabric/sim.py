@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,7 +154,7 @@ class World:
         self.interpreted = tiles(choice) == "triton"
         self.board: dict[tuple[int, int], tuple[int, str]] = {}
         self.heaps: list[list[torch.Tensor]] = [[] for _ in range(size)]  # per rank, in order of allocation
-        self.finished = [False] * size
+        self.left = [sys.maxsize] * size  # in how many calls a rank had taken part when it ended
         self.busy: dict[tuple[int, bool], float] = {}  # when a rank's port, inside its node or out, is free again
         self.arrival: dict[int, float] = {}  # when the last flag in a word arrived
         self.clock: dict[tuple[int, int], float] = {}  # of a rank's channel
@@ -372,7 +373,7 @@ class SimFabric:
         return self.world.scheduler.block(until) and until()
 
     def dead(self) -> list[int]:
-        return [r for r, done in enumerate(self.world.finished) if done]
+        return [r for r, calls in enumerate(self.world.left) if calls < self.sequence]
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -409,14 +410,15 @@ def simulate(
 
     def body(rank: int) -> Callable[[], None]:
         def run() -> None:
+            fabric = SimFabric(world, rank)
             try:
-                comm = connect(SimFabric(world, rank))
+                comm = connect(fabric)
                 results[rank] = fn(comm, *args)
                 stats[rank] = comm.stats()
             except BaseException as error:
                 errors.append((rank, error))
             finally:
-                world.finished[rank] = True
+                world.left[rank] = fabric.sequence
 
         return run
 
