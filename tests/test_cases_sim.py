@@ -3,11 +3,15 @@
 Each test says what kind of mistake it guards against.
 """
 
+import gc
 import hashlib
+import itertools
 import random
 
 import pytest
 import torch
+from streams import BF16_WIRE, CALLS, ROOTED, ROWED, Step, callable_in, played
+from streams import FP32 as PLAIN
 
 import tricoll
 from tricoll import oracle, testing
@@ -21,6 +25,19 @@ BLOCK = 1 << 14  # elements, of the default settings
 
 links = pytest.mark.parametrize("link", ["mapped", "put"])
 tiles_ = pytest.mark.parametrize("tiles", ["torch", "triton"])
+every_call = pytest.mark.parametrize("call", CALLS, ids=" ".join)
+every_all_reduce = pytest.mark.parametrize("algo", [a for a, c in CALLS if c == "all_reduce"])
+
+
+def wires(call, n=4, node_size=2):
+    """The kinds of links on which a call can be made."""
+    return [link for link in ("mapped", "put") if call in callable_in(n, node_size, link == "mapped")]
+
+
+def step(call, n, rows, seed=0, **changes):
+    """A call with so many rows a rank, where that means anything."""
+    shape = (rows,) if call[1] in ("all_gather", "gather") or call[1] not in ROWED else (n * rows,)
+    return Step(*call, shape, peer=(1 + seed) % n, root=seed % n, seed=seed, kind="random")._replace(**changes)
 
 
 def step_aside(comm, times):
@@ -74,6 +91,15 @@ def test_case_1_ten_million(simulate, numel):
     assert all(torch.equal(r, exact) for r in results)
 
 
+@every_call
+def test_case_1_every_call(simulate, call):
+    lengths = [1, 2, 3, 5, 7, 15, 17, 31, 33, 65, 129, 1025]
+    for n, node_size in [(4, 2) if call[0] == "hierarchical" else (3, 0)]:
+        for link in wires(call, n, node_size):
+            calls = [step(call, n, rows, k, dtypes=(PLAIN, BF16_WIRE)[k % 2]) for k, rows in enumerate(lengths)]
+            played(simulate, n, calls, node_size, link=link, seed=n, **SMALL)
+
+
 # 2: hangs. Some ranks own no element at all.
 
 
@@ -92,6 +118,20 @@ def test_case_2_fewer_elements_than_ranks(simulate, numel, link):
                 powers = torch.tensor([base**r for r in range(n)])
                 assert total.tolist() == scattered.tolist() == [powers.sum().item()] * count
                 assert gathered.tolist() == powers.repeat_interleave(count).tolist()
+
+
+@every_call
+def test_case_2_every_call(simulate, call):
+    n, node_size = 8, 4
+    for link in wires(call, n, node_size):
+        for numel in (1, 7):
+            shape = (n * numel,) if call[1] in ("reduce_scatter", "scatter", "all_to_all") else (numel,)
+            calls = [step(call, n, 0, numel, shape=shape), step(call, n, 100, 1)]
+            if call[1] in ("reduce_scatter", "all_gather"):  # all of it on one rank
+                sizes = tuple(numel if r == numel else 0 for r in range(n))
+                total = numel if call[1] == "reduce_scatter" else 0
+                calls.insert(1, step(call, n, 0, 5, shape=(total,), sizes=sizes))
+            played(simulate, n, calls, node_size, link=link, seed=numel, **SMALL)
 
 
 # 3: crashes. Tensors without elements.
@@ -113,6 +153,16 @@ def test_case_3_no_elements(simulate, shape, n, check, link):
     rest = shape[1:]
     expected = (shape, (n * shape[0], *rest), shape, n * (n + 1) / 2)
     assert simulate(all_three, n, link=link, check=check).results == [expected] * n
+
+
+@every_call
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_case_3_every_call(simulate, n, call):
+    for link in wires(call, n, 2):
+        shapes = [(0,), (n, 0, 2), (0, 8)]
+        calls = [step(call, n, 0, k, shape=shape, place=("out", "in place")[k % 2]) for k, shape in enumerate(shapes)]
+        for check in (False, True):
+            played(simulate, n, [*calls, step(call, n, 3)], 2, link=link, check=check)
 
 
 @links
@@ -149,6 +199,17 @@ def test_case_4_every_world_size(simulate, n, link):
         assert average.tolist() == [torch.tensor(total / n).item()] * 3 * n
 
 
+@every_call
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 7, 8])
+def test_case_4_every_call(simulate, n, call):
+    """Rooted ones from the first rank, the second and the last."""
+    node_size = {6: 3, 8: 2}.get(n, 0)
+    roots = sorted({0, min(1, n - 1), n - 1}) if call[1] in ROOTED else [0]
+    for link in wires(call, n, node_size):
+        calls = [step(call, n, 3, n, root=root, op=("sum", "avg")[root % 2]) for root in roots]
+        played(simulate, n, [*calls, step(call, n, 3, n, place="in place")], node_size, link=link)
+
+
 def test_case_4_a_world_of_one_copies(simulate):
     def alone(comm):
         x = torch.tensor([-0.0, 1e-40, torch.inf, 1 / 3])
@@ -182,22 +243,27 @@ def views():
 
 
 @links
+@pytest.mark.parametrize("call", [c for c in CALLS if c[1] in ("all_reduce", "broadcast", "reduce")], ids=" ".join)
 @pytest.mark.parametrize("name", views())
-def test_case_6_in_place_on_a_view(simulate, name, link):
-    n = 3
+def test_case_6_in_place_on_a_view(simulate, name, call, link):
+    n, node_size, (algo, collective) = 4, 2, call
+    if link not in wires(call):
+        pytest.skip("no multicast")
+    root = {} if collective == "all_reduce" else {"root": 3}
 
     def reduce_part(comm):
         base, part = views()[name]()
         part.copy_(part * (comm.rank + 1))
         before = base.clone()
-        assert comm.all_reduce(part) is part
+        assert getattr(comm, collective)(part, algo=algo, **root) is part
         return base, before, part
 
     original, part = views()[name]()
     inside = torch.zeros_like(original)
     inside.as_strided(part.shape, part.stride(), part.storage_offset()).fill_(1.0)
-    for base, before, reduced in simulate(reduce_part, n, link=link).results:
-        assert reduced.tolist() == (part * 6).tolist()
+    for rank, (base, before, reduced) in enumerate(simulate(reduce_part, n, link=link, node_size=node_size).results):
+        factor = {"all_reduce": 10, "broadcast": 4, "reduce": 10 if rank == 3 else rank + 1}[collective]
+        assert reduced.tolist() == (part * factor).tolist()
         assert torch.equal(base.where(inside == 0, torch.tensor(0.0)), before.where(inside == 0, torch.tensor(0.0)))
 
 
@@ -222,9 +288,10 @@ def test_case_6_a_target_whose_elements_are_one(simulate, check):
 
 
 @links
-def test_case_7_reduce_scatter_of_a_transposed_tensor(simulate, link):
+@pytest.mark.parametrize("algo", ["ring", "two_shot", "hierarchical"])
+def test_case_7_reduce_scatter_of_a_transposed_tensor(simulate, algo, link):
     x = torch.arange(24.0).reshape(4, 3, 2).transpose(1, 2)
-    results = simulate(lambda comm: comm.reduce_scatter(x), 4, link=link).results
+    results = simulate(lambda comm: comm.reduce_scatter(x, algo=algo), 4, link=link, node_size=2).results
     assert results[0].tolist() == [[[0, 8, 16], [4, 12, 20]]]
     for r, result in enumerate(results):
         assert result.shape == (1, 2, 3) and torch.equal(result[0], 4 * x[r])
@@ -259,6 +326,21 @@ def test_case_9_unaligned(simulate, k, dtype, link):
     testing.check_all_reduce([r[0] for r in results], inputs, algorithm=algorithm)
     testing.check_reduce_scatter([r[1] for r in results], inputs, algorithm=algorithm)
     testing.check_all_gather([r[2] for r in results], inputs)
+
+
+@every_call
+def test_case_9_every_call(simulate, call):
+    """Offsets of 1, 2, 3 and 5 elements, and neighbours that are two apart; Guarded looks at what is around them."""
+    n, dtypes = 4, [(d, d, d) for d in (BF16, FP16, FP32, torch.uint8)]
+    for link in wires(call):
+        calls = []
+        for k, ((offset, stride), types) in enumerate(itertools.product([(1, 1), (2, 1), (3, 1), (5, 2)], dtypes)):
+            if call[0] == "multimem" and types[0] == torch.uint8:
+                continue
+            place = ("out", "in place")[k % 2] if stride == 1 or call[1] not in ROWED else "out"
+            layouts = {"layout": Layout(offset, stride), "out_layout": Layout(5 - offset, stride)}
+            calls.append(step(call, n, 65, k, dtypes=types, place=place, kind="mixed", **layouts))
+        played(simulate, n, calls, 2, link=link, seed=1, **SMALL)
 
 
 # 11: offsets that do not fit 32 bits.
@@ -367,6 +449,37 @@ def test_case_13_sizes(simulate, name, collective, check, link):
         )
 
 
+SYMMETRIC = [c for c in CALLS if c[1] not in (*ROOTED, "send", "barrier")]
+
+
+@every_call
+@pytest.mark.parametrize("check", [False, True])
+def test_case_13_every_call(simulate, call, check):
+    """n against n + 1 rows, and none, for whatever is the same on all ranks; with the check, for every collective."""
+    algo, collective = call
+    if collective in ("send", "barrier") or (call not in SYMMETRIC and not check):
+        pytest.skip("see test_collectives_sim.py for those that only send")
+    n = 4
+    rows = lambda size: size if collective in ("all_gather", "gather") else n * size
+    options = {"algo": algo} if collective in ROOTED[:2] or collective.startswith(("all_r", "all_g", "reduce")) else {}
+
+    def one(comm, size):
+        x = torch.ones(rows(size))
+        if collective == "scatter" and comm.rank:
+            x, options["out"] = None, torch.ones(size)
+        elif collective == "scatter":
+            options.pop("out", None)
+        getattr(comm, collective)(x, **options)
+
+    for link in wires(call):
+        for one_size, other in ((10, 11), (3, 0)):
+            for odd in (1, 2):
+                calls = [lambda c: one(c, other if c.rank == odd else one_size)]
+                texts = mismatched(simulate, n, calls, check=check, link=link, node_size=2)
+                found = f"rank [{odd}]: {collective}(float32[{other if collective == 'scatter' else rows(other)}]"
+                assert len(texts) == n and all(found in text for text in texts)
+
+
 def test_case_13_with_the_check_nothing_is_written(simulate):
     def untouched(comm):
         x = torch.full((10 + comm.rank,), float(comm.rank))
@@ -419,6 +532,26 @@ DIFFERENT = {
         lambda c: c.all_reduce(torch.ones(64), out=torch.ones(64, dtype=BF16), wire="bf16"),
         ("out=float32", "out=bfloat16"),
     ),
+    "factor": (
+        lambda c: c.all_reduce(torch.ones(64), tricoll.premul_sum(0.5)),
+        lambda c: c.all_reduce(torch.ones(64), tricoll.premul_sum(0.25)),
+        ("premul_sum(0.5)", "premul_sum(0.25)"),
+    ),
+    "algorithm": (
+        lambda c: c.all_reduce(torch.ones(64), algo="two_shot"),
+        lambda c: c.all_reduce(torch.ones(64), algo="ring"),
+        ("algo=two_shot", "algo=ring"),
+    ),
+    "rows a rank": (
+        lambda c: c.all_gather(torch.ones(2 + (c.rank == 0)), sizes=[3, 2, 2]),
+        lambda c: c.all_gather(torch.ones(2), sizes=[2, 2, 2]),
+        ("sizes=[3, 2, 2]", "sizes=[2, 2, 2]"),
+    ),
+    "all_to_all, with as many elements": (
+        lambda c: c.all_gather(torch.ones(66), algo="two_shot"),
+        lambda c: c.all_to_all(torch.ones(66)),
+        ("all_gather(float32[66]", "all_to_all(float32[66]"),
+    ),
     "collective": (
         lambda c: c.all_reduce(torch.ones(64)),
         lambda c: c.reduce_scatter(torch.ones(66)),
@@ -449,6 +582,15 @@ def test_case_14_anything_else_that_differs(simulate, name, check, link):
                 **SMALL,
             )
             assert all(word in t for t in texts for word in words)
+
+
+@links
+@pytest.mark.parametrize("algo", ["ring", "tree", "one_shot"])
+def test_case_14_another_root(simulate, algo, link):
+    for collective in ("broadcast",) if algo == "one_shot" else ("broadcast", "reduce"):
+        calls = [lambda c: getattr(c, collective)(torch.ones(9), int(c.rank == 2), algo=algo)]
+        texts = mismatched(simulate, 3, calls, check=True, link=link)
+        assert len(texts) == 3 and all("root=0" in t and "root=1" in t for t in texts)
 
 
 @links
@@ -556,6 +698,33 @@ def test_case_16_random_bits(simulate, wire, tiles):
             testing.assert_same_bits(result, x.to(wire))
 
 
+# 17: NaN and infinities in min, max and sum: whose they are does not matter.
+
+
+@every_all_reduce
+@pytest.mark.parametrize("dtype", [FP32, BF16, FP16], ids=str)
+def test_case_17_not_a_number(simulate, algo, dtype):
+    """1, NaN, 3, 4 on four ranks, in all 24 orders; infinities of both signs; two NaN."""
+    orders = list(itertools.permutations((1.0, torch.nan, 3.0, 4.0)))
+    orders += set(itertools.permutations((torch.inf, -torch.inf, 1.0, 1.0)))
+    orders += set(itertools.permutations((torch.nan, torch.nan, 1.0, 2.0)))
+    values = torch.tensor(orders).T.contiguous().to(dtype)
+    infinite = torch.zeros(len(orders), dtype=torch.bool)
+    infinite[24:36] = True
+    ops = ("sum",) if algo == "multimem" else ("min", "max", "sum")
+
+    def work(comm):
+        return [comm.all_reduce(values[comm.rank].clone(), op, algo=algo) for op in ops]
+
+    for link in wires((algo, "all_reduce")):
+        for results in simulate(work, 4, link=link, node_size=2).results:
+            for op, result in zip(ops, results, strict=True):
+                expected = torch.full_like(result, torch.nan)
+                if op != "sum":
+                    expected[infinite] = -torch.inf if op == "min" else torch.inf
+                testing.assert_same_bits(result, expected)
+
+
 # 20: partial sums in BF16, or another type on the wire than was asked for.
 
 
@@ -583,11 +752,128 @@ def test_case_20_partial_sums(simulate, dtype):
     assert set(results[0][1].unique().tolist()) == {256.0, 260.0, 264.0}
 
 
+@every_all_reduce
+@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
+def test_case_20_every_algorithm(simulate, algo, dtype):
+    """With an FP32 wire, 264; with a BF16 wire where there is one rounding, too. Elsewhere what the oracle says."""
+    n, numel = 8, 512
+    inputs = [torch.full((numel,), 256.0 if r == 0 else 1.0, dtype=dtype) for r in range(n)]
+
+    def add(comm, wire):
+        return comm.all_reduce(inputs[comm.rank], out=torch.empty(numel, dtype=BF16), wire=wire, algo=algo)
+
+    for link in wires((algo, "all_reduce"), n, 4):
+        assert all(r.eq(264).all() for r in simulate(add, n, "fp32", link=link, node_size=4).results)
+        results = simulate(add, n, "bf16", link=link, node_size=4).results
+        testing.check_all_reduce(results, inputs, "sum", BF16, algo, node_size=4)
+        if algo in ("one_shot", "two_shot", "multimem"):
+            assert all(r.eq(264).all() for r in results)
+
+
 def test_case_20_fp16_is_not_sent_for_bf16(simulate):
     """1e5 overflows FP16."""
     x = torch.full((64,), 1e5)
     for result in simulate(lambda c: c.all_reduce(x if c.rank == 2 else x * 0, out=x.clone(), wire="bf16"), 4).results:
         assert result.eq(99840.0).all()
+
+
+# 22: bool, small integers and float8.
+
+
+def small_types(algo):
+    """What three ranks give, the op, and the right result."""
+    integer = lambda dtype, *values: [torch.full((40,), v, dtype=dtype) for v in values]
+    large = 2**60 + 1
+    table = {
+        "bool": (integer(torch.bool, True, True, False), "sum", True),
+        "uint8": (integer(torch.uint8, 200, 100, 0), "sum", 44),
+        "int8": (integer(torch.int8, 120, 100, 0), "sum", -36),
+        "int64": (integer(torch.int64, large, large, 0), "sum", 2**61 + 2),
+    }
+    more = algo_ranks(algo) - 3
+    return {name: (x + x[-1:] * more, op, right) for name, (x, op, right) in table.items()}
+
+
+def algo_ranks(algo):
+    return 4 if algo == "hierarchical" else 3
+
+
+@pytest.mark.parametrize("algo", ["ring", "tree", "two_shot", "one_shot", "hierarchical"])
+@links
+def test_case_22_small_types_are_reduced_in_themselves(simulate, algo, link):
+    for inputs, op, right in small_types(algo).values():
+        n = algo_ranks(algo)
+
+        def work(comm):
+            return comm.all_reduce(inputs[comm.rank].clone(), op, algo=algo)
+
+        for result in simulate(work, n, link=link, node_size=2).results:
+            assert result.dtype == inputs[0].dtype and result.tolist() == [right] * 40
+            assert result.dtype != torch.bool or result.view(torch.uint8).tolist() == [1] * 40  # not 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+@every_call
+def test_case_22_float8(simulate, call, dtype):
+    """All 256 bit patterns, moved as they are; reductions as the oracle says."""
+    for link in wires(call):
+        kind = "bits" if call[1] not in ("all_reduce", "reduce", "reduce_scatter") else "mixed"
+        wire = torch.bfloat16 if call[0] == "multimem" else dtype
+        calls = [step(call, 4, 256, k, dtypes=(dtype, wire, dtype), kind=kind) for k in range(3)]
+        played(simulate, 4, calls, 2, link=link, **SMALL)
+    if call == ("ring", "all_gather"):
+        x = torch.arange(256, dtype=torch.uint8).view(dtype)
+        for result in simulate(lambda c: c.all_gather(x), 2).results:
+            assert torch.equal(result.view(torch.uint8), x.view(torch.uint8).repeat(2))
+
+
+# 23: complex numbers, and tensors that are conjugated or negated only on paper.
+
+
+@pytest.mark.parametrize("algo", ["ring", "tree", "two_shot", "one_shot", "hierarchical"])
+@links
+def test_case_23_complex(simulate, algo, link):
+    n = 4
+
+    def work(comm):
+        z = torch.full((5,), 1 + 2j if comm.rank % 2 == 0 else 3 + 4j)
+        conjugated, imaginary, negative = z.clone().conj(), z.clone().imag, torch._neg_view(z.clone())
+        options = {"algo": algo}
+        return (
+            comm.all_reduce(z.clone(), **options).tolist(),
+            comm.all_reduce(conjugated, **options).tolist(),
+            comm.all_reduce(imaginary, **options).tolist(),
+            comm.all_reduce(negative, **options).tolist(),
+            comm.all_reduce(z.conj(), out=torch.zeros(5, dtype=z.dtype), **options).tolist(),
+            comm.all_reduce(z.clone(), "avg", **options).tolist(),
+        )
+
+    for plain, conjugated, imaginary, negative, out, average in simulate(work, n, link=link, node_size=2).results:
+        assert plain == [8 + 12j] * 5 and conjugated == out == [8 - 12j] * 5
+        assert imaginary == [12.0] * 5 and negative == [-8 - 12j] * 5 and average == [2 + 3j] * 5
+
+
+@every_call
+def test_case_23_every_call(simulate, call):
+    """Random complex numbers of both sizes, or a TypeError that says what can be done."""
+    if call[0] == "multimem":
+        with pytest.raises(TypeError, match="multimem sends"):
+            simulate(lambda c: c.all_reduce(torch.ones(3, dtype=torch.complex64), algo="multimem"), 2)
+        return
+    for link in wires(call):
+        types = (torch.complex64, torch.complex128)
+        calls = [step(call, 4, 9, k, dtypes=(types[k % 2],) * 3, op=("sum", "avg")[k // 2 % 2]) for k in range(4)]
+        played(simulate, 4, calls, 2, link=link, **SMALL)
+
+
+def test_case_23_no_largest_complex_number(simulate):
+    def work(comm):
+        for op in ("max", "min", "prod", tricoll.premul_sum(2.0)):
+            with pytest.raises(TypeError, match=r"complex64 cannot be reduced with .*sum.*avg"):
+                comm.all_reduce(torch.ones(3, dtype=torch.complex64), op)
+        return comm.all_reduce(torch.ones(1)).item()
+
+    assert simulate(work, 2).results == [2.0, 2.0]
 
 
 # 24: the same bits on every rank and in every run.
@@ -609,6 +895,16 @@ def test_case_24_one_result(simulate, n, dtype, wire, link):
         settings = SMALL | {"delivery": ("adversarial", "prompt")[seed % 5 == 4]}
         found |= {tuple(r) for r in simulate(digests, n, 1000 * seed, link=link, seed=seed, **settings).results}
     assert len(found) == 1
+
+
+@every_call
+def test_case_24_every_call(simulate, call):
+    """Other seeds and deliveries, other places: the bits that the oracle has, so the same ones."""
+    for link in wires(call):
+        for seed in range(4):
+            options = SMALL | {"delivery": ("adversarial", "prompt")[seed % 4 == 3]}
+            calls = [step(call, 4, 33, 24, op=op, kind="cancelling", dtypes=BF16_WIRE) for op in ("sum", "avg")]
+            played(simulate, 4, calls, 2, link=link, seed=seed, **options)
 
 
 def test_case_24_cancellation_probe(simulate):
@@ -643,6 +939,15 @@ def test_case_26_back_to_back(simulate, tally, seed, calls, link):
         assert torch.equal(torch.stack(results), (10.0 + 4 * torch.arange(calls))[:, None].expand(-1, 20))
 
 
+@every_call
+def test_case_26_every_call(simulate, tally, call):
+    """24 calls with other values and sizes each time, two slots, one rank late; results are looked at in the end."""
+    for link in wires(call):
+        calls = [step(call, 4, (1, 20, 0, 90)[k % 4], k) for k in range(24)]
+        tally["sequences without a barrier"] += 1
+        played(simulate, 4, calls, 2, link=link, seed=26, slots=2, window=1, slot_bytes=640, block=16)
+
+
 # 28: a signal is seen before its data, or only counts.
 
 
@@ -660,6 +965,16 @@ def test_case_28_reordered_puts(simulate):
             **settings,
         ).results
         testing.check_all_reduce(results, inputs, wire=BF16)
+
+
+@every_call
+def test_case_28_every_call(simulate, call):
+    """Puts, or words, in any order: several pieces a channel."""
+    link = "put" if "put" in wires(call) else "mapped"
+    for seed in range(10):
+        calls = [step(call, 4, 150, seed + k, dtypes=BF16_WIRE) for k in range(2)]
+        options = {"channels": 1 + seed % 2, "slots": 3 + seed % 3, "window": 2, "slot_bytes": 640, "block": 32}
+        played(simulate, 4, calls, 2, link=link, seed=seed, **options)
 
 
 @links
@@ -696,3 +1011,31 @@ def test_case_28_a_rank_that_zeroes_its_flags_late(simulate, monkeypatch, seed, 
     monkeypatch.setattr(tricoll.control.Control, "meet", late)
     calls = [lambda c: c.all_reduce(torch.ones(300 + (c.rank == 2)))] * 2
     assert len(mismatched(simulate, 3, calls, link=link, seed=seed, **SMALL)) == 6
+
+
+# 29: results are used after what they were made of is gone.
+
+
+@links
+def test_case_29_temporaries(simulate, link):
+    """Every input is a temporary; memory is freed and used for other things before the results are looked at."""
+    n = 4
+
+    def work(comm):
+        results = []
+        for k in range(5):
+            value = comm.rank + 1.0 + k
+            results.append(comm.all_reduce(torch.full((50,), value)))
+            results.append(comm.reduce_scatter(torch.full((50 * n,), value)))
+            results.append(comm.all_to_all(torch.full((50 * n,), value)).view(n, 50).sum(0))
+            results.append(comm.all_gather(torch.full((50,), value)).view(n, 50).sum(0))
+            if k == 2:
+                gc.collect()
+            junk = [torch.full((50,), -1.0) for _ in range(20)]
+            comm.barrier()
+        del junk
+        return results
+
+    for results in simulate(work, n, link=link, **SMALL).results:
+        for k, result in enumerate(results):
+            assert result.tolist() == [10.0 + 4 * (k // 4)] * 50
