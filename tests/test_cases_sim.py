@@ -308,21 +308,21 @@ def test_case_7_reduce_scatter_of_a_transposed_tensor(simulate, algo, link):
 def test_case_9_unaligned(simulate, k, dtype, link):
     n, numel = 4, 4096
     inputs = testing.make_inputs(n, (numel,), dtype, seed=k)
+    algorithm = "two_shot" if dtype.itemsize == 2 else "ring"
 
     def all_three(comm):
         base = torch.full((numel + 8,), 7).to(dtype)
         view = base[k : k + numel]
         view.copy_(inputs[comm.rank])
-        gathered, scattered = comm.all_gather(view), comm.reduce_scatter(view)
+        gathered, scattered = comm.all_gather(view), comm.reduce_scatter(view, algo=algorithm)
         out = torch.full((numel + 8,), 7).to(dtype)
-        comm.all_reduce(view, out=out[k : k + numel])
-        comm.all_reduce(view)
+        comm.all_reduce(view, out=out[k : k + numel], algo=algorithm)
+        comm.all_reduce(view, algo=algorithm)
         testing.assert_same_bits(base, out)
         assert base[:k].tolist() + base[k + numel :].tolist() == [7] * 8
         return view, scattered, gathered
 
     results = simulate(all_three, n, link=link, slot_bytes=1024).results
-    algorithm = "two_shot" if dtype.itemsize == 2 else "ring"  # what is chosen where no wire dtype is asked for
     testing.check_all_reduce([r[0] for r in results], inputs, algorithm=algorithm)
     testing.check_reduce_scatter([r[1] for r in results], inputs, algorithm=algorithm)
     testing.check_all_gather([r[2] for r in results], inputs)
@@ -983,11 +983,11 @@ def test_case_28_a_rank_that_allocates_late(simulate, monkeypatch, seed, link):
     """Nobody may write to a rank's flags before that rank has zeroed them: at the start, ..."""
     allocate = sim.SimFabric.allocate
 
-    def late(fabric, nbytes):
+    def late(fabric, *arguments):
         if fabric.rank == 1:
             for _ in range(200):
                 fabric.world.scheduler.step_aside()
-        return allocate(fabric, nbytes)
+        return allocate(fabric, *arguments)
 
     monkeypatch.setattr(sim.SimFabric, "allocate", late)
     results = simulate(
