@@ -47,6 +47,12 @@ class Counters:
         else:
             self.signals += 1
 
+    def merge(self, other: Counters) -> None:
+        """Count what another has counted, too."""
+        self.puts += other.puts
+        self.payload_bytes += other.payload_bytes
+        self.signals += other.signals
+
 
 class Fabric(Protocol):
     """One rank's view of a fabric.
@@ -61,6 +67,7 @@ class Fabric(Protocol):
     device: torch.device
     channels: int  # how many programs are worth having
     counters: Counters
+    asynchronous: bool  # whether kernels may run in threads of their own, beside the caller
     sequence: int  # of the call that this rank is in; set by whoever counts calls
 
     def allocate(self, nbytes: int) -> Heap:

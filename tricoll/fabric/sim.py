@@ -279,6 +279,7 @@ class SimFabric:
     name = "sim"
     channels = 1
     device = torch.device("cpu")
+    asynchronous = False  # the scheduler decides who runs
 
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank, self.world_size = world, rank, world.size
