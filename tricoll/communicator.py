@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from .kernels import direct, exchange, hierarchical, link, ring, rooted, tree
 from .kernels.jit import TRITON
 from .kernels.numerics import Reduction, accumulator, finish_, scale_
 from .tensors import BOOLEAN, COMPLEX, INTEGERS, patterns, plain, reals
+from .work import Lane, Queue, Work
 
 KERNELS = {
     ("ring", "all_reduce"): ring.all_reduce,
@@ -47,6 +49,7 @@ KERNELS = {
     ("one_shot", "send"): exchange.exchange,
     ("one_shot", "recv"): exchange.exchange,
 }
+BEYOND = 5.0  # seconds after the timeout in which a call has certainly ended
 TABLES = 512  # small tables that are kept on the device
 
 
@@ -67,6 +70,9 @@ class Communicator:
         self._tables: dict[tuple[int, ...], torch.Tensor] = {}
         self._prepare = Prepare(fabric.rank, fabric.world_size, settings, fabric.device)
         self._control = Control(fabric, timeout, check)
+        self._lock = threading.Lock()  # of what calls that run beside each other share
+        self._queue = Queue(self._late, fabric.asynchronous)
+        self._queue.longest = timeout + BEYOND
 
     @property
     def rank(self) -> int:
@@ -98,7 +104,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Reduce ``x`` over all ranks, on all ranks.
 
         Args:
@@ -111,7 +117,10 @@ class Communicator:
                 float32, float16, bfloat16, float8_e4m3fn and float8_e5m2 can be cast to any other.
             algo: "auto", "ring", "tree", "two_shot" or "one_shot". Ring and tree round what they send on; the shots
                 add in rank order and round once: an element's bits depend on the ranks' values only.
-            async_op: not available yet.
+            async_op: return a :class:`tricoll.Work` at once, and make the call on a thread of the communicator. Until
+                its ``wait()`` has returned, ``x`` and ``out`` belong to the call. Calls are made in the order in which
+                they were given, so later ones, of whatever kind, wait for it. In :func:`tricoll.simulate` it is made at
+                once, since the simulator's scheduler decides who runs.
 
         Returns:
             ``out``, or ``x`` if that is None. All ranks hold the same bits.
@@ -132,7 +141,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Reduce ``x`` over all ranks; rank r gets part r of the result, cut along dimension 0.
 
         Args:
@@ -159,7 +168,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Reduce ``x`` over all ranks, on rank ``root``.
 
         The root's ``out``, or ``x`` if that is None, is written; the other ranks' are not. Returns it (elsewhere
@@ -176,7 +185,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Join all ranks' ``x`` along dimension 0, in rank order, on all ranks.
 
         Args:
@@ -198,7 +207,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Give all ranks the ``x`` of rank ``root``, in place or in ``out``.
 
         All ranks have an ``x`` of one dtype and number of elements. With a narrower wire, the root's is rounded like
@@ -214,10 +223,9 @@ class Communicator:
         out: torch.Tensor | None = None,
         wire: torch.dtype | str | None = None,
         async_op: bool = False,
-    ) -> torch.Tensor | None:
+    ) -> Any:
         """Join all ranks' ``x`` along dimension 0 on rank ``root``, in ``out`` or a new tensor. None elsewhere."""
-        result = self._run("gather", async_op, lambda p: p.gather(x, root, out, wire))
-        return result if self.rank == root else None
+        return self._run("gather", async_op, lambda p: p.gather(x, root, out, wire), keep=self.rank == root)
 
     def scatter(
         self,
@@ -227,7 +235,7 @@ class Communicator:
         out: torch.Tensor | None = None,
         wire: torch.dtype | str | None = None,
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Cut the ``x`` of rank ``root`` along dimension 0 into equal parts; rank r gets part r.
 
         Other ranks give ``out`` to receive it in (their ``x`` is not looked at); for the root it is optional.
@@ -243,7 +251,7 @@ class Communicator:
         output_splits: Sequence[int] | None = None,
         wire: torch.dtype | str | None = None,
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Send part p of ``x``, cut along dimension 0, to rank p, and join what comes from all ranks, in their order.
 
         Args:
@@ -252,21 +260,45 @@ class Communicator:
         """
         return self._run("all_to_all", async_op, lambda p: p.all_to_all(x, out, wire, input_splits, output_splits))
 
-    def send(self, x: torch.Tensor, to: int, *, wire: torch.dtype | str | None = None) -> torch.Tensor:
+    def send(
+        self,
+        x: torch.Tensor,
+        to: int,
+        *,
+        wire: torch.dtype | str | None = None,
+        tag: int = 0,
+        async_op: bool = False,
+    ) -> Any:
         """Send ``x`` to a rank that calls :meth:`recv` with a tensor of the same dtype and number of elements.
 
         Returns when the data have left; what does not fit into the link's slots waits for the receiver. Two ranks'
         messages arrive in the order in which they were sent, also among collectives.
+
+        With ``async_op``, sending to a rank and receiving from it go on beside each other, and beside those of other
+        ranks: only messages of one direction between two ranks keep their order. A collective waits for the messages
+        that were sent or asked for before it.
+
+        Args:
+            tag: a number that the receiver must give, too. It does not look for a message with that tag: another one
+                is a CollectiveMismatch.
         """
-        return self._run("send", False, lambda p: p.pair("send", x, to, wire))
+        return self._run("send", async_op, lambda p: p.pair("send", x, to, wire), lane=("send", to), tag=tag)
 
-    def recv(self, x: torch.Tensor, source: int, *, wire: torch.dtype | str | None = None) -> torch.Tensor:
+    def recv(
+        self,
+        x: torch.Tensor,
+        source: int,
+        *,
+        wire: torch.dtype | str | None = None,
+        tag: int = 0,
+        async_op: bool = False,
+    ) -> Any:
         """Receive into ``x`` what rank ``source`` sends with :meth:`send`. Returns ``x``."""
-        return self._run("recv", False, lambda p: p.pair("recv", x, source, wire))
+        return self._run("recv", async_op, lambda p: p.pair("recv", x, source, wire), lane=("recv", source), tag=tag)
 
-    def barrier(self) -> None:
-        """Return when all ranks have called it."""
-        self._run("barrier", False, lambda p: p.barrier())
+    def barrier(self, *, async_op: bool = False) -> Any:
+        """Return when all ranks have called it; with ``async_op``, a Work that has finished then."""
+        return self._run("barrier", async_op, lambda p: p.barrier(), keep=False)
 
     def stats(self) -> dict[str, Any]:
         """What this rank has done so far.
@@ -284,9 +316,19 @@ class Communicator:
         }
 
     def destroy(self) -> None:
-        """Give memory back. Every rank should call it; a second call does nothing."""
-        if not self._unusable.startswith("destroyed"):
+        """Give memory back. Every rank should call it; a second call does nothing.
+
+        Calls that are pending have the communicator's timeout to finish; those that have not begun by then fail.
+        """
+        self._end(self._timeout)
+
+    def _end(self, patience: float) -> None:
+        if self._unusable.startswith("destroyed"):
+            return
+        ended = self._queue.close(patience, "the communicator was destroyed")
+        with self._lock:
             self._unusable = "destroyed"
+        if ended:  # else a thread is still using the memory, which is better kept than taken from it
             self._heap = None
             self._fabric.close()
 
@@ -296,45 +338,77 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        self.destroy()
+        self._end(self._timeout if error is None else 0.0)
 
     # How a call is carried out.
 
-    def _run(self, collective: str, async_op: bool, prepare: Callable[[Prepare], Request]) -> torch.Tensor:
-        if self._unusable:
-            raise CollectiveError(
-                f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
-            )
-        start = time.perf_counter()
+    def _run(
+        self,
+        collective: str,
+        async_op: bool,
+        prepare: Callable[[Prepare], Request],
+        *,
+        keep: bool = True,
+        lane: Lane = None,
+        tag: int = 0,
+    ) -> Any:
+        """Check the arguments, and make the call when it is its turn. ``keep``: whether it has a result here."""
+        self._check_usable()
         try:
-            if async_op:
-                raise ValueError("async_op=True is not available yet: every collective returns when it has finished")
             request = prepare(self._prepare)
         except (TypeError, ValueError) as error:
             if collective not in PAIRWISE:
                 self._refuse(f"{collective}: refused, {error}")
             raise
+        result = request.result if keep else None
+        return self._submit(str(request.call), lambda: self._perform(request, tag), result, lane, async_op)
+
+    def _submit(self, what: str, run: Callable[[], Any], result: Any, lane: Lane = None, async_op: bool = True) -> Any:
+        """Have ``run`` called when it is its turn. Calls of this communicator that it makes are part of it."""
+        work = Work(self._queue, f"rank {self.rank}, {what}", run, result, lane)
+        return self._queue.submit(work) if async_op else self._queue.call(work)
+
+    def _check_usable(self) -> None:
+        if self._unusable:
+            raise CollectiveError(
+                f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
+            )
+
+    def _late(self) -> list[int]:
+        """The ranks that have not begun this rank's current collective."""
+        with self._lock:  # while nobody takes the board away
+            return [] if self._unusable else self._control.late()
+
+    def _perform(self, request: Request, tag: int = 0) -> None:
+        self._check_usable()  # a call before this one may have failed
+        start = time.perf_counter()
         x, result, call = request.x, request.result, request.call
         source = plain(x)
         target = source if result is x else plain(result)
         with self._unusable_after_failure(call):
-            if collective not in PAIRWISE:
+            if call.collective not in PAIRWISE:
                 self._control.enter(str(call), request.detail)
             if self.world_size > 1:
-                self._launch(request, source, target)
+                self._launch(request, source, target, tag)
             else:
                 _alone(call, source, target)
         if target.data_ptr() != result.data_ptr() and self._writes(call):
             result.detach().copy_(target.view(result.shape))
-        self._calls += 1
-        self._seconds += time.perf_counter() - start
-        return result
+        with self._lock:
+            self._calls += 1
+            self._seconds += time.perf_counter() - start
 
     def _writes(self, call: Call) -> bool:
         return call.collective != "send" and (call.collective not in ("reduce", "gather") or call.root == self.rank)
 
     def _refuse(self, reason: str) -> None:
         """Let the others know that this rank takes no part in a call, instead of letting them wait."""
+        if self._queue.empty or self._queue.inside:
+            self._tell(reason)
+        else:  # when it is the call's turn, which the caller need not wait for to hear of its mistake
+            self._submit(reason, lambda: self._tell(reason), None)
+
+    def _tell(self, reason: str) -> None:
         with self._unusable_after_failure(None), contextlib.suppress(CollectiveMismatch):
             self._control.enter(reason, refused=True)
             if not self._check and self.world_size > 1:
@@ -352,7 +426,7 @@ class Communicator:
                 self._unusable = f"call {self._control.sequence} failed: {error}"
             raise
 
-    def _launch(self, request: Request, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _launch(self, request: Request, x: torch.Tensor, out: torch.Tensor, tag: int = 0) -> None:
         assert self._heap is not None
         call, settings, n = request.call, self._settings, self.world_size
         plan, collective = call.plan, call.collective
@@ -365,13 +439,15 @@ class Communicator:
         part = self._parts[dispatch.family(plan.algorithm, collective)]
         kernel = KERNELS.get((plan.algorithm, collective), ring.all_reduce)
         slot = dispatch.slot_bytes(plan.algorithm, n, settings, collective) // wire.itemsize
+        # A send and a receive may run beside each other.
+        report = torch.zeros_like(self._status) if collective in PAIRWISE else self._status
         arguments = {
             "x": x,
             "out": out,
             "heap": self._heap.words[part.start : part.start + part.words],
             "bases": self._heap.bases,
             "counters": self._counters[part.counter : part.counter + part.counters],
-            "status": self._status,
+            "status": report,
             "edges": self._table(plan.edges),
             "numel": plan.edges[-1],
             "piece": plan.piece,
@@ -380,7 +456,7 @@ class Communicator:
             "world": n,
             "node_size": settings.node_size,
             "channels": settings.channels,
-            "fingerprint": call.fingerprint,
+            "fingerprint": (call.fingerprint + tag % (1 << 24)) % (1 << 24),
             "timeout": int(self._timeout * 1e9),
             "scale": call.op.scale,
             "WIRE": TRITON[wire],
@@ -409,7 +485,7 @@ class Communicator:
             arguments["root"] = n if call.root is None else call.root
             arguments["ROOTED"] = call.root is not None
         self._fabric.launch(kernel, settings.channels, arguments)
-        status = self._status.tolist()
+        status = report.tolist()
         failures = [Failure(c, *words[:7]) for c, words in enumerate(status) if words[0] != link.OK]
         if failures:
             error = self._control.explain(str(call), failures, pair=collective in PAIRWISE)
@@ -419,11 +495,12 @@ class Communicator:
 
     def _table(self, values: tuple[int, ...]) -> torch.Tensor:
         """Integers that a kernel looks up, in the device's memory."""
-        if values not in self._tables:
-            if len(self._tables) >= TABLES:
-                self._tables.pop(next(iter(self._tables)))
-            self._tables[values] = torch.tensor(values, dtype=torch.int64, device=self._fabric.device)
-        return self._tables[values]
+        with self._lock:
+            if values not in self._tables:
+                if len(self._tables) >= TABLES:
+                    self._tables.pop(next(iter(self._tables)))
+                self._tables[values] = torch.tensor(values, dtype=torch.int64, device=self._fabric.device)
+            return self._tables[values]
 
     def _start_afresh(self) -> None:
         """Empty all links, after a call in which all ranks gave up: the next call finds them as at the start."""

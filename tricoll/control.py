@@ -73,6 +73,12 @@ class Control:
             if wrong := match([json.loads(d) for d in details]):
                 raise CollectiveMismatch(f"rank {self.fabric.rank}, call {self.sequence}, {call}: {wrong}")
 
+    def late(self) -> list[int]:
+        """The ranks that have not begun the call that this one is in. May be called from any thread."""
+        sequence = self.sequence
+        slot = ENTERED[sequence % 2]
+        return [r for r in self._others() if self.fabric.peek(r, slot)[0] < sequence]
+
     def meet(self) -> None:
         """Return when all ranks are here."""
         self.meetings += 1
