@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import ddp, world
+from . import ddp, process_group, world
 from .communicator import Communicator
 from .errors import (
     CollectiveError,
@@ -27,6 +27,8 @@ from .pool import launch
 from .tensors import premul_sum
 from .work import Work
 from .world import destroy, init, simulate
+
+process_group.register()
 
 __version__ = "0.1.0"
 __all__ = [

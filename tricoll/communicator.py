@@ -21,7 +21,7 @@ from .kernels import direct, exchange, hierarchical, link, ring, rooted, tree
 from .kernels.jit import TRITON
 from .kernels.numerics import Reduction, accumulator, finish_, scale_
 from .tensors import BOOLEAN, COMPLEX, INTEGERS, patterns, plain, reals
-from .work import Lane, Queue, Work
+from .work import ANY, Lane, Queue, Work
 
 KERNELS = {
     ("ring", "all_reduce"): ring.all_reduce,
@@ -71,7 +71,7 @@ class Communicator:
         self._prepare = Prepare(fabric.rank, fabric.world_size, settings, fabric.device)
         self._control = Control(fabric, timeout, check)
         self._lock = threading.Lock()  # of what calls that run beside each other share
-        self._queue = Queue(self._late, fabric.asynchronous)
+        self._queue = Queue(self._control.late, fabric.asynchronous)
         self._queue.longest = timeout + BEYOND
 
     @property
@@ -287,14 +287,30 @@ class Communicator:
     def recv(
         self,
         x: torch.Tensor,
-        source: int,
+        source: int | None,
         *,
         wire: torch.dtype | str | None = None,
         tag: int = 0,
         async_op: bool = False,
     ) -> Any:
-        """Receive into ``x`` what rank ``source`` sends with :meth:`send`. Returns ``x``."""
-        return self._run("recv", async_op, lambda p: p.pair("recv", x, source, wire), lane=("recv", source), tag=tag)
+        """Receive into ``x`` what rank ``source`` sends with :meth:`send`. Returns ``x``.
+
+        ``source``: None takes what comes first, from whatever rank; ``source`` of the Work says which it was.
+        """
+        if source is not None:
+            lane = ("recv", source)
+            return self._run("recv", async_op, lambda p: p.pair("recv", x, source, wire), lane=lane, tag=tag)
+        self._check_usable()
+        some = self._prepare.pair("recv", x, (self.rank + 1) % self.world_size, wire)  # looks at the arguments
+        what = str(some.call).replace("recv(", "recv from any rank(", 1)
+
+        def run() -> None:
+            self._check_usable()
+            work.source = self._first_sender(what)
+            self._perform(self._prepare.pair("recv", x, work.source, wire), tag)
+
+        work = self._work(what, run, x, ("recv", ANY))
+        return self._made(work, async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
         """Return when all ranks have called it; with ``async_op``, a Work that has finished then."""
@@ -326,8 +342,8 @@ class Communicator:
         if self._unusable.startswith("destroyed"):
             return
         ended = self._queue.close(patience, "the communicator was destroyed")
-        with self._lock:
-            self._unusable = "destroyed"
+        self._unusable = "destroyed"
+        self._control.close()
         if ended:  # else a thread is still using the memory, which is better kept than taken from it
             self._heap = None
             self._fabric.close()
@@ -339,6 +355,48 @@ class Communicator:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
         self._end(self._timeout if error is None else 0.0)
+
+    # For what is built on it.
+
+    def collective(
+        self,
+        collective: str,
+        prepare: Callable[[Prepare], Request],
+        *,
+        value: Any = None,
+        after: Callable[[], Any] | None = None,
+        patience: float | None = None,
+    ) -> Work:
+        """One collective, asynchronously: ``prepare`` as in :mod:`tricoll.calls`.
+
+        Args:
+            value: the result of the Work.
+            after: called when the collective has finished, before the Work has.
+            patience: seconds that take the place of the timeout, for this call.
+        """
+        request = self._checked(collective, prepare)
+
+        def run() -> None:
+            self._perform(request, patience=patience)
+            if after is not None:
+                after()
+
+        return self._queue.submit(self._work(str(request.call), run, value))
+
+    def together(self, what: str, run: Callable[[], Any], value: Any = None) -> Work:
+        """Have ``run`` make calls of this communicator that no other comes between, asynchronously."""
+        self._check_usable()
+        return self._queue.submit(self._work(what, run, value))
+
+    def set_timeout(self, seconds: float) -> None:
+        """Change how long calls wait for other ranks, from the next one on."""
+        if not seconds > 0:
+            raise ValueError(f"timeout is {seconds}; it must be more than 0 seconds")
+        self._timeout, self._queue.longest = seconds, seconds + BEYOND
+
+    def abort(self) -> None:
+        """Like :meth:`destroy`, without waiting for calls that have not begun: they fail."""
+        self._end(0.0)
 
     # How a call is carried out.
 
@@ -353,19 +411,26 @@ class Communicator:
         tag: int = 0,
     ) -> Any:
         """Check the arguments, and make the call when it is its turn. ``keep``: whether it has a result here."""
+        request = self._checked(collective, prepare)
+        result = request.result if keep else None
+        work = self._work(str(request.call), lambda: self._perform(request, tag), result, lane)
+        return self._made(work, async_op)
+
+    def _checked(self, collective: str, prepare: Callable[[Prepare], Request]) -> Request:
         self._check_usable()
         try:
-            request = prepare(self._prepare)
+            return prepare(self._prepare)
         except (TypeError, ValueError) as error:
             if collective not in PAIRWISE:
                 self._refuse(f"{collective}: refused, {error}")
             raise
-        result = request.result if keep else None
-        return self._submit(str(request.call), lambda: self._perform(request, tag), result, lane, async_op)
 
-    def _submit(self, what: str, run: Callable[[], Any], result: Any, lane: Lane = None, async_op: bool = True) -> Any:
-        """Have ``run`` called when it is its turn. Calls of this communicator that it makes are part of it."""
-        work = Work(self._queue, f"rank {self.rank}, {what}", run, result, lane)
+    def _work(self, what: str, run: Callable[[], Any], result: Any, lane: Lane = None) -> Work:
+        """A call that is yet to be made. Calls of this communicator that ``run`` makes are part of it."""
+        return Work(self._queue, f"rank {self.rank}, {what}", run, result, lane)
+
+    def _made(self, work: Work, async_op: bool) -> Any:
+        """Have a call made when it is its turn: its handle, or its result."""
         return self._queue.submit(work) if async_op else self._queue.call(work)
 
     def _check_usable(self) -> None:
@@ -374,12 +439,26 @@ class Communicator:
                 f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
             )
 
-    def _late(self) -> list[int]:
-        """The ranks that have not begun this rank's current collective."""
-        with self._lock:  # while nobody takes the board away
-            return [] if self._unusable else self._control.late()
+    def _first_sender(self, what: str) -> int:
+        """The rank of the first message that waits here, among those that :meth:`send` sends. Waits for one."""
+        part, s, n = self._parts["direct"], self._settings, self.world_size
+        found: list[int] = []
 
-    def _perform(self, request: Request, tag: int = 0) -> None:
+        def look() -> bool:
+            assert self._heap is not None
+            for r in range(n):  # the ready words and counters of a net: see kernels/link.py
+                k = int(self._counters[part.counter + (1 + n + r) * s.channels])
+                word = int(self._heap.words[part.start + 16 * (1 + 2 * r * s.channels) + k % s.slots])
+                if word >> 24 > k // s.slots:
+                    found.append(r)
+            return bool(found)
+
+        with self._unusable_after_failure(None):
+            if not self._fabric.pause(look, self._timeout):
+                raise self._control.nobody(what)
+        return found[0]
+
+    def _perform(self, request: Request, tag: int = 0, patience: float | None = None) -> None:
         self._check_usable()  # a call before this one may have failed
         start = time.perf_counter()
         x, result, call = request.x, request.result, request.call
@@ -387,9 +466,10 @@ class Communicator:
         target = source if result is x else plain(result)
         with self._unusable_after_failure(call):
             if call.collective not in PAIRWISE:
+                self._control.timeout = patience or self._timeout
                 self._control.enter(str(call), request.detail)
             if self.world_size > 1:
-                self._launch(request, source, target, tag)
+                self._launch(request, source, target, tag, patience)
             else:
                 _alone(call, source, target)
         if target.data_ptr() != result.data_ptr() and self._writes(call):
@@ -406,7 +486,7 @@ class Communicator:
         if self._queue.empty or self._queue.inside:
             self._tell(reason)
         else:  # when it is the call's turn, which the caller need not wait for to hear of its mistake
-            self._submit(reason, lambda: self._tell(reason), None)
+            self._made(self._work(reason, lambda: self._tell(reason), None), async_op=True)
 
     def _tell(self, reason: str) -> None:
         with self._unusable_after_failure(None), contextlib.suppress(CollectiveMismatch):
@@ -426,7 +506,14 @@ class Communicator:
                 self._unusable = f"call {self._control.sequence} failed: {error}"
             raise
 
-    def _launch(self, request: Request, x: torch.Tensor, out: torch.Tensor, tag: int = 0) -> None:
+    def _launch(
+        self,
+        request: Request,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        tag: int = 0,
+        patience: float | None = None,
+    ) -> None:
         assert self._heap is not None
         call, settings, n = request.call, self._settings, self.world_size
         plan, collective = call.plan, call.collective
@@ -457,7 +544,7 @@ class Communicator:
             "node_size": settings.node_size,
             "channels": settings.channels,
             "fingerprint": (call.fingerprint + tag % (1 << 24)) % (1 << 24),
-            "timeout": int(self._timeout * 1e9),
+            "timeout": int((patience or self._timeout) * 1e9),
             "scale": call.op.scale,
             "WIRE": TRITON[wire],
             "OP": BOOLEAN[call.op.name] if call.dtype == torch.bool else call.op.name,

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from .errors import CollectiveError, CollectiveTimeout
 
-Lane = tuple[str, int] | None
+Lane = tuple[str, int] | None  # None, or a direction and a rank
+ANY = -1  # as that rank: receiving from whoever sends first
 
 IDLE = 5.0  # seconds after which a thread without work ends
 AT_EXIT = 5.0  # seconds that calls under way have when the interpreter ends
@@ -208,12 +209,12 @@ class Queue:
     def why(self, work: Work) -> str:
         """What a call waits for, in words."""
         with self._turn:
-            first = next(
-                (w for w in self._calls if w is work or None in (w.lane, work.lane) or w.lane == work.lane), work
-            )
+            first = next((w for w in self._calls if w is work or _ordered(w.lane, work.lane)), work)
         queued = f"It is queued behind {first.what}. " if first is not work else ""
         if first.lane is not None:
-            return f"{queued}Rank {first.lane[1]} has not done its part."
+            return (
+                f"{queued}{'No rank has' if first.lane[1] == ANY else f'Rank {first.lane[1]} has not'} done its part."
+            )
         late = self._late()
         if late:
             return f"{queued}Ranks {late} have not begun {'that call' if queued else 'it'}: they are late or stuck."
@@ -246,13 +247,13 @@ class Queue:
 
     def _next(self) -> Work | None:
         # The first call that may start now.
-        taken = set()
-        for work in self._calls:
-            if work.lane is None:
-                return work if work is self._calls[0] and not work.started else None
-            if work.lane not in taken and not work.started:
+        for i, work in enumerate(self._calls):
+            if work.lane is None and i:
+                return None
+            if not work.started and not any(_ordered(before.lane, work.lane) for before in self._calls[:i]):
                 return work
-            taken.add(work.lane)
+            if work.lane is None:
+                return None
         return None
 
     def _wake(self) -> None:
@@ -263,12 +264,12 @@ class Queue:
         else:
             thread = threading.Thread(target=self._serve, daemon=True, name="tricoll calls")
             self._threads.add(thread)
+            self._idle += 1
             thread.start()
 
     def _serve(self) -> None:
         while True:
             with self._turn:
-                self._idle += 1
                 self._turn.wait_for(lambda: self._closed or self._next() is not None, IDLE)
                 self._idle -= 1
                 work = self._next()
@@ -279,6 +280,8 @@ class Queue:
                 self._wake()  # another one may start beside it
             self._carry_out(work)
             del work  # and what it keeps alive
+            with self._turn:
+                self._idle += 1
 
     def _carry_out(self, work: Work) -> None:
         self._here.inside = True
@@ -293,6 +296,11 @@ class Queue:
                 self._turn.notify_all()
         if work.lane is not None:
             work.announce()
+
+
+def _ordered(a: Lane, b: Lane) -> bool:
+    # Whether calls of two lanes keep the order in which they were made.
+    return a is None or b is None or (a[0] == b[0] and (a[1] == b[1] or ANY in (a[1], b[1])))
 
 
 _queues: weakref.WeakSet[Queue] = weakref.WeakSet()
