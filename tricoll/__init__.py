@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import ddp, process_group, world
+from . import ddp, fsdp, process_group, world
 from .communicator import Communicator
 from .errors import (
     CollectiveError,
@@ -49,6 +49,7 @@ __all__ = [
     "broadcast",
     "ddp",
     "destroy",
+    "fsdp",
     "gather",
     "init",
     "launch",

@@ -377,9 +377,13 @@ def _list(tensors: Any) -> Tensors:
 
 def _op(opts: Any) -> Any:
     """The reduction that options ask for, sum by default."""
-    if opts is None:
-        return "sum"
-    kind, factor = opts.reduceOp.__getstate__()
+    return "sum" if opts is None else reduction(opts.reduceOp)
+
+
+def reduction(op: Any) -> Any:
+    """One of torch's reductions as the communicator takes it."""
+    state = op.__getstate__()
+    kind, factor = state if isinstance(state, tuple) else (op, 1.0)  # a ReduceOp has a factor, a constant has not
     return premul_sum(float(factor)) if kind.name == "PREMUL_SUM" else kind
 
 
