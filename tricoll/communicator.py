@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,6 +55,10 @@ BEYOND = 5.0  # seconds after the timeout in which a call has certainly ended
 TABLES = 512  # small tables that are kept on the device
 
 
+_numbers = itertools.count(1)
+_named: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
+
+
 class Communicator:
     """A group of ranks that make the same calls in the same order. Made by :func:`tricoll.init`."""
 
@@ -70,6 +76,8 @@ class Communicator:
         self._tables: dict[tuple[int, ...], torch.Tensor] = {}
         self._prepare = Prepare(fabric.rank, fabric.world_size, settings, fabric.device)
         self._control = Control(fabric, timeout, check)
+        self.name = str(next(_numbers))  # in this process, for what cannot hold an object
+        _named[self.name] = self
         self._lock = threading.Lock()  # of what calls that run beside each other share
         self._queue = Queue(self._control.late, fabric.asynchronous)
         self._queue.longest = timeout + BEYOND
@@ -88,6 +96,11 @@ class Communicator:
     def fabric(self) -> str:
         """The fabric's name: "host", "sim", ..."""
         return self._fabric.name
+
+    @property
+    def destroyed(self) -> bool:
+        """Whether :meth:`destroy` has been called."""
+        return self._unusable.startswith("destroyed")
 
     def __repr__(self) -> str:
         state = f", unusable: {self._unusable}" if self._unusable else ""
@@ -339,7 +352,7 @@ class Communicator:
         self._end(self._timeout)
 
     def _end(self, patience: float) -> None:
-        if self._unusable.startswith("destroyed"):
+        if self.destroyed:
             return
         ended = self._queue.close(patience, "the communicator was destroyed")
         self._unusable = "destroyed"
@@ -599,6 +612,13 @@ class Communicator:
         self._counters.zero_()
         self._status.zero_()
         self._control.meet()  # all ranks have emptied theirs
+
+
+def named(name: str) -> Communicator:
+    """The communicator of this process with that name."""
+    if name not in _named:
+        raise CollectiveError(f"the communicator {name!r} is gone: keep a reference to it while it is used")
+    return _named[name]
 
 
 def _alone(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:

@@ -36,7 +36,8 @@ def init(
     node_size: int | None = None,
     tiles: str | None = None,
 ) -> Communicator:
-    """Make a communicator. Collective: every rank of the group must call it. The first becomes the default.
+    """Make a communicator. Collective: every rank of the group must call it. The first becomes the default, until it is
+    destroyed.
 
     Args:
         group: a ``torch.distributed`` group. None: the default group if there is one, else RANK, WORLD_SIZE,
@@ -77,7 +78,7 @@ def init(
         node_size=node_size,
         tiles=tiles,
     )
-    if _default is None:
+    if _default is None or _default.destroyed:
         _default = communicator
     return communicator
 
