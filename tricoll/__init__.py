@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import ddp, fsdp, process_group, world
+from . import ddp, fsdp, ops, process_group, world
 from .communicator import Communicator
 from .errors import (
     CollectiveError,
@@ -53,6 +53,7 @@ __all__ = [
     "gather",
     "init",
     "launch",
+    "ops",
     "premul_sum",
     "recv",
     "reduce",
