@@ -93,7 +93,7 @@ class _Collective:
 
 
 class ReduceScatter(_Collective):
-    """For ``FSDPModule.set_custom_reduce_scatter``. The sums that arrive are not rounded to the wire's dtype."""
+    """For ``FSDPModule.set_custom_reduce_scatter``. The last addition goes into the shard unrounded."""
 
     def __init__(self, comm: Communicator | None = None, wire: torch.dtype | str | None = "bf16", algo: str = "auto"):
         super().__init__(comm, wire)
