@@ -375,3 +375,64 @@ def test_a_program_that_ends_with_calls_pending(tmp_path):
     )
     done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def anything(comm, seed, check_results):
+    """Calls of all kinds, synchronous or not, in one order on all ranks, which sleep when they like."""
+    import random
+
+    plan, mood = random.Random(seed), random.Random(1000 * seed + comm.rank)
+    n, r, pending = comm.world_size, comm.rank, []
+    x = lambda rank, k, numel: torch.arange(numel) % 17 + 10.0 * rank + k
+    for k in range(60):
+        if mood.random() < 0.1:
+            time.sleep(mood.random() * 0.004)
+        kind = plan.choice(["all_reduce", "all_gather", "broadcast", "pairs", "pairs", "barrier"])
+        numel, root, is_async = plan.choice([1, 7, 300, 2000]), plan.randrange(n), plan.random() < 0.7
+        options = {"async_op": is_async}
+        if kind == "all_reduce":
+            y = x(r, k, numel)
+            made = comm.all_reduce(y, **options)
+            pending.append((made, y, sum(x(s, k, numel) for s in range(n))))
+        elif kind == "all_gather":
+            y = torch.empty(n * numel)
+            made = comm.all_gather(x(r, k, numel), out=y, **options)
+            pending.append((made, y, torch.cat([x(s, k, numel) for s in range(n)])))
+        elif kind == "broadcast":
+            y = x(r, k, numel)
+            made = comm.broadcast(y, root, **options)
+            pending.append((made, y, x(root, k, numel)))
+        elif kind == "barrier":
+            comm.barrier(**options)
+        else:  # everybody to its neighbour, in an order of its own
+            y, shift = torch.empty(numel), plan.randrange(1, n)
+            calls = [
+                lambda: comm.send(x(r, k, numel), (r + shift) % n, async_op=True),
+                lambda: comm.recv(y, (r - shift) % n, async_op=True),
+            ]
+            if mood.random() < 0.5:
+                calls.reverse()
+            made = [call() for call in calls]
+            if not is_async:
+                [work.wait() for work in made]
+            pending.append((made, y, x((r - shift) % n, k, numel)))
+        while pending and mood.random() < 0.3:
+            check_results(*pending.pop(mood.randrange(len(pending))))
+    mood.shuffle(pending)
+    for each in pending:
+        check_results(*each)
+    return True
+
+
+def finished(made, y, expected):
+    for work in made if isinstance(made, list) else [made]:
+        if isinstance(work, tricoll.Work):
+            work.wait()
+    assert torch.equal(y, expected)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_calls_of_all_kinds_in_any_mixture(pool, seed):
+    n = 2 + seed % 3
+    options = {"link": "put" if seed % 2 else "mapped", "check": seed < 4}
+    assert pool(n).run(anything, seed, finished, limit=60, **options, **SMALL) == [True] * n

@@ -442,17 +442,19 @@ def test_buckets_travel_during_the_backward_pass(pool, tmp_path):
     assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
 
 
-def absent_in_backward(comm):
+def absent_in_backward(comm, static):
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    model = DistributedDataParallel(torch.nn.Linear(4, 2), static_graph=static)
     model.register_comm_hook(comm, ddp.bf16_hook)
     loss = model(torch.ones(1, 4)).sum()
     if comm.rank == 1:
         return time.sleep(3)
-    with pytest.raises(tricoll.CollectiveTimeout, match=r"\[1\]"):
+    # The first pass of a static graph averages after its end, where the type of an error does not survive DDP.
+    with pytest.raises(RuntimeError if static else tricoll.CollectiveTimeout, match=r"ranks \[1\]"):
         loss.backward()
     return True
 
 
-def test_a_late_rank_is_an_error_out_of_backward(pool):
-    assert pool(2).run(absent_in_backward, timeout=1, limit=60) == [True, None]
+@pytest.mark.parametrize("static", [False, True])
+def test_a_late_rank_is_an_error_out_of_backward(pool, static):
+    assert pool(2).run(absent_in_backward, static, timeout=1, limit=60) == [True, None]

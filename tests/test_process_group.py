@@ -506,3 +506,86 @@ def test_registered_once():
     assert dist.Backend.default_device_backend_map["cpu"] == "gloo"  # who asks for no backend gets what torch gives
     with pytest.raises(TypeError, match=r"tricoll\.init"):
         process_group.communicator(dist.ProcessGroup(dist.HashStore(), 0, 1))
+
+
+# What is built on torch.distributed.
+
+
+def torch_hooks():
+    """PyTorch's own hooks: they make collectives in callbacks of others."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    power = powerSGD_hook.PowerSGDState(dist.group.WORLD, matrix_approximation_rank=1, start_powerSGD_iter=2)
+    hooks = [
+        (None, default_hooks.allreduce_hook),
+        (None, default_hooks.fp16_compress_hook),
+        (power, powerSGD_hook.powerSGD_hook),
+    ]
+    same = []
+    for state, hook in hooks:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(*[torch.nn.Linear(40, 40) for _ in range(5)])
+        model = DistributedDataParallel(module, bucket_cap_mb=0.01)
+        model.register_comm_hook(state, hook)
+        optimizer = torch.optim.SGD(module.parameters(), 0.01)
+        random = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.randn(8, 40, generator=random)).square().mean().backward()
+            optimizer.step()
+        same.append(same_everywhere(module))
+    return same
+
+
+def same_everywhere(module):
+    mine = torch.cat([p.detach().flatten() for p in module.parameters()])
+    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, mine)
+    return all(torch.equal(each, mine) for each in everybody)
+
+
+def test_hooks_that_chain_collectives(pool):
+    assert on(pool, 3, torch_hooks) == [[True] * 3] * 3
+
+
+def zero_redundancy():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    optimizer = ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, lr=0.01)
+    model = DistributedDataParallel(module)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    return same_everywhere(module)
+
+
+def test_zero_redundancy_optimizer(pool):
+    assert on(pool, 3, zero_redundancy) == [True] * 3
+
+
+def pipeline(schedule):
+    from torch.distributed import pipelining
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(6, 6) for _ in range(size)]
+    x, y = torch.randn(8, 6), torch.randn(8, 6)
+    loss = torch.nn.MSELoss()
+    stage = pipelining.PipelineStage(layers[rank], rank, size, torch.device("cpu"))
+    steps = getattr(pipelining, schedule)(stage, 4, loss_fn=loss)
+    given = ([x] if rank == 0 else [], {"target": y} if rank == size - 1 else {})
+    steps.step(*given[0], **given[1])
+    got = layers[rank].weight.grad.clone()
+    layers[rank].zero_grad()
+    total = loss(torch.nn.Sequential(*layers)(x), y)
+    total.backward()
+    torch.testing.assert_close(got, layers[rank].weight.grad, rtol=1e-4, atol=1e-6)
+    return True
+
+
+@pytest.mark.parametrize("schedule", ["ScheduleGPipe", "Schedule1F1B"])
+def test_pipelines(pool, schedule):
+    assert on(pool, 3, pipeline, schedule) == [True] * 3
