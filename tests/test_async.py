@@ -1,6 +1,7 @@
 """Calls with async_op=True: right results in any order of waiting, bounded waits, and errors where they belong."""
 
 import gc
+import random
 import threading
 import time
 
@@ -209,15 +210,18 @@ def test_a_wrong_argument_is_an_error_at_once_and_the_next_call_works(pool, chec
 
 def callbacks(comm):
     """Each callback makes a collective of its own: its place among the calls is the same on all ranks."""
-    n, threads = comm.world_size, set()
+    n, mood, futures = comm.world_size, random.Random(comm.rank), []
 
     def then(future):
-        threads.add(threading.get_ident())
         y = future.value() * 2
         comm.all_reduce(y)
         return comm.all_gather(y[:1], async_op=True).result()
 
-    futures = [comm.all_reduce(torch.full((50,), float(k)), async_op=True).get_future().then(then) for k in range(20)]
+    for k in range(20):
+        time.sleep(
+            mood.choice([0, 0, 0.005])
+        )  # so that a callback runs before the next call is made on some ranks only
+        futures.append(comm.all_reduce(torch.full((50,), float(k)), async_op=True).get_future().then(then))
     last = comm.all_reduce(torch.full((3,), 5.0))
     assert last[0] == 5 * n
     values = [f.wait().tolist() for f in futures]
@@ -379,8 +383,6 @@ def test_a_program_that_ends_with_calls_pending(tmp_path):
 
 def anything(comm, seed, check_results):
     """Calls of all kinds, synchronous or not, in one order on all ranks, which sleep when they like."""
-    import random
-
     plan, mood = random.Random(seed), random.Random(1000 * seed + comm.rank)
     n, r, pending = comm.world_size, comm.rank, []
     x = lambda rank, k, numel: torch.arange(numel) % 17 + 10.0 * rank + k
