@@ -4,6 +4,7 @@ import gc
 import random
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -218,9 +219,7 @@ def callbacks(comm):
         return comm.all_gather(y[:1], async_op=True).result()
 
     for k in range(20):
-        time.sleep(
-            mood.choice([0, 0, 0.005])
-        )  # so that a callback runs before the next call is made on some ranks only
+        time.sleep(mood.choice([0, 0, 0.005]))  # a callback runs before the next call is made on some ranks only
         futures.append(comm.all_reduce(torch.full((50,), float(k)), async_op=True).get_future().then(then))
     last = comm.all_reduce(torch.full((3,), 5.0))
     assert last[0] == 5 * n
@@ -351,6 +350,26 @@ def test_the_language_is_given_back_when_the_last_interpreted_run_ends():
             assert tl.load is inside
         assert tl.load is inside is not before
     assert tl.load is before
+
+
+def dropped(comm):
+    """A handle keeps its tensors until it is dropped, and no longer."""
+    x = torch.ones(1000)
+    alive = weakref.ref(x)
+    work = comm.all_reduce(x, async_op=True)
+    del x
+    gc.collect()
+    work.get_future().wait()
+    assert alive() is not None and work.result()[0] == comm.world_size
+    del work
+    deadline = time.monotonic() + 5
+    while alive() is not None and time.monotonic() < deadline:
+        gc.collect()
+    return alive() is None
+
+
+def test_a_handle_lets_go_of_its_tensors(pool):
+    assert pool(2).run(dropped, limit=60) == [True] * 2
 
 
 def many(comm):

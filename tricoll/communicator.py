@@ -379,8 +379,9 @@ class Communicator:
         value: Any = None,
         after: Callable[[], Any] | None = None,
         patience: float | None = None,
+        async_op: bool = True,
     ) -> Work:
-        """One collective, asynchronously: ``prepare`` as in :mod:`tricoll.calls`.
+        """One collective: ``prepare`` as in :mod:`tricoll.calls`. Without ``async_op``, the Work has finished.
 
         Args:
             value: the result of the Work.
@@ -394,7 +395,9 @@ class Communicator:
             if after is not None:
                 after()
 
-        return self._queue.submit(self._work(str(request.call), run, value))
+        work = self._work(str(request.call), run, value)
+        self._made(work, async_op)
+        return work
 
     def together(self, what: str, run: Callable[[], Any], value: Any = None) -> Work:
         """Have ``run`` make calls of this communicator that no other comes between, asynchronously."""

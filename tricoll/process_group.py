@@ -362,8 +362,14 @@ class ProcessGroup(dist.ProcessGroup):
     def _one(self, collective: str, prepare: Any, written: list[torch.Tensor], opts: Any, after: Any = None) -> Work:
         """One call of the communicator; ``after`` puts its result where the caller wants it."""
         timeout = opts.timeout.total_seconds() if opts is not None else -1.0
+        async_op = getattr(opts, "asyncOp", True)  # without it, the caller waits at once: no thread is needed
         return self.communicator.collective(
-            collective, prepare, value=written, after=after, patience=timeout if timeout > 0 else None
+            collective,
+            prepare,
+            value=written,
+            after=after,
+            patience=timeout if timeout > 0 else None,
+            async_op=async_op,
         )
 
     def _several(self, what: str, run: Callable[[], Any], written: list[torch.Tensor]) -> Work:
