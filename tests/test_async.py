@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tricoll
-from tricoll import testing
+from tricoll import communicator, testing
 from tricoll.fabric.cpu import interpreting
 from tricoll.kernels import ring
 from tricoll.world import connect
@@ -457,3 +457,34 @@ def test_calls_of_all_kinds_in_any_mixture(pool, seed):
     n = 2 + seed % 3
     options = {"link": "put" if seed % 2 else "mapped", "check": seed < 4}
     assert pool(n).run(anything, seed, finished, limit=60, **options, **SMALL) == [True] * n
+
+
+def given_up(comm, how):
+    """A receive that nobody answers, and a collective that rank 0 does not join."""
+    if comm.rank == 0:
+        time.sleep(1.0)
+        start = time.monotonic()
+        with pytest.raises(tricoll.CollectiveError, match=r"\[\d"):  # those that have left
+            comm.all_reduce(torch.ones(3))
+        return time.monotonic() - start
+    works = []
+    if comm.rank == 1:
+        works.append(comm.recv(torch.ones(3), 0, async_op=True))
+    works += [comm.all_reduce(torch.ones(3), async_op=True) for _ in range(2)]
+    time.sleep(0.2)
+    start = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(communicator, "PATIENCE", 1.0)
+        comm.abort() if how == "abort" else comm.destroy()
+    took = time.monotonic() - start
+    for work in works:
+        with pytest.raises(tricoll.CollectiveError, match="destroyed"):
+            work.wait()
+    return took
+
+
+@pytest.mark.parametrize("how", ["abort", "destroy"])
+def test_giving_up_does_not_take_the_timeout(pool, how):
+    first, *others = pool(3).run(given_up, how, timeout=60, limit=50)
+    assert first < 5
+    assert all((0.9 if how == "destroy" else 0.0) < took < 4 for took in others)

@@ -51,7 +51,7 @@ KERNELS = {
     ("one_shot", "send"): exchange.exchange,
     ("one_shot", "recv"): exchange.exchange,
 }
-BEYOND = 5.0  # seconds after the timeout in which a call has certainly ended
+PATIENCE = 30.0  # seconds that destroy() gives calls to finish, if the timeout does not give them less
 TABLES = 512  # small tables that are kept on the device
 
 
@@ -79,8 +79,7 @@ class Communicator:
         self.name = str(next(_numbers))  # in this process, for what cannot hold an object
         _named[self.name] = self
         self._lock = threading.Lock()  # of what calls that run beside each other share
-        self._queue = Queue(self._control.late, fabric.asynchronous)
-        self._queue.longest = timeout + BEYOND
+        self._queue = Queue(self._control.late, fabric.stop, fabric.asynchronous)
 
     @property
     def rank(self) -> int:
@@ -347,9 +346,9 @@ class Communicator:
     def destroy(self) -> None:
         """Give memory back. Every rank should call it; a second call does nothing.
 
-        Calls that are pending have the communicator's timeout to finish; those that have not begun by then fail.
+        Calls that are pending have the communicator's timeout to finish, 30 seconds at most; then they fail.
         """
-        self._end(self._timeout)
+        self._end(min(self._timeout, PATIENCE))
 
     def _end(self, patience: float) -> None:
         if self.destroyed:
@@ -357,6 +356,8 @@ class Communicator:
         ended = self._queue.close(patience, "the communicator was destroyed")
         self._unusable = "destroyed"
         self._control.close()
+        if self._queue.cut_short:
+            self._fabric.sequence -= 1  # the others shall not wait for this rank's part in that call
         if ended:  # else a thread is still using the memory, which is better kept than taken from it
             self._heap = None
             self._fabric.close()
@@ -367,7 +368,7 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        self._end(self._timeout if error is None else 0.0)
+        self._end(min(self._timeout, PATIENCE) if error is None else 0.0)
 
     # For what is built on it.
 
@@ -408,10 +409,10 @@ class Communicator:
         """Change how long calls wait for other ranks, from the next one on."""
         if not seconds > 0:
             raise ValueError(f"timeout is {seconds}; it must be more than 0 seconds")
-        self._timeout, self._queue.longest = seconds, seconds + BEYOND
+        self._timeout = seconds
 
     def abort(self) -> None:
-        """Like :meth:`destroy`, without waiting for calls that have not begun: they fail."""
+        """Like :meth:`destroy`, without patience: what is pending fails."""
         self._end(0.0)
 
     # How a call is carried out.

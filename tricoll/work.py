@@ -19,6 +19,7 @@ Lane = tuple[str, int] | None  # None, or a direction and a rank
 ANY = -1  # as that rank: receiving from whoever sends first
 
 IDLE = 5.0  # seconds after which a thread without work ends
+WAY_OUT = 10.0  # seconds in which a call that was told to stop has certainly ended
 AT_EXIT = 5.0  # seconds that calls under way have when the interpreter ends
 
 
@@ -127,7 +128,7 @@ class Work(dist.Work):
         try:
             self._run()
         except BaseException as error:
-            self._error = error
+            self._error = self._queue.judge(self, error)
         self._finish()
 
     def fail(self, error: BaseException) -> None:
@@ -156,14 +157,15 @@ class Queue:
     that is waited for at once runs in its caller's thread, unless it has to wait for others.
     """
 
-    def __init__(self, late: Callable[[], list[int]], asynchronous: bool) -> None:
-        """``late``: the ranks that have not begun this rank's current collective. ``asynchronous``: as of a fabric."""
-        self._late, self._asynchronous = late, asynchronous
+    def __init__(self, late: Callable[[], list[int]], stop: Callable[[], None], asynchronous: bool) -> None:
+        """``late``: the ranks that have not begun this rank's current collective; the others as a fabric's."""
+        self._late, self._stop, self._asynchronous = late, stop, asynchronous
         self._turn = threading.Condition()
         self._calls: list[Work] = []  # not finished
         self._threads: set[threading.Thread] = set()
         self._idle = 0  # of them wait for work
-        self._closed = False
+        self._closed, self._stopped = False, ""
+        self.cut_short = False  # whether a collective was given up in the middle
         self._here = threading.local()
         _queues.add(self)
 
@@ -221,27 +223,36 @@ class Queue:
         return f"{queued}All ranks have begun {'that call' if queued else 'it'}."
 
     def close(self, patience: float, reason: str) -> bool:
-        """Give calls ``patience`` seconds to finish; those that have not begun by then fail, with ``reason``.
+        """Give calls ``patience`` seconds to finish; what is left by then fails, with ``reason``.
 
-        Returns whether none is left: one that has begun ends by its own timeout at the latest, and gets that long.
+        Returns whether none is left: one that has begun is told to stop, and may still be on its way out.
         """
         with self._turn:
-            self._turn.wait_for(lambda: self.empty, patience)
+            if not self._turn.wait_for(lambda: self.empty, patience):
+                self._stopped = reason
+                self._stop()
             unbegun = [work for work in self._calls if not work.started]
             self._calls = [work for work in self._calls if work.started]
         for work in unbegun:
             work.fail(CollectiveError(f"{work.what} was not made: {reason}"))
             work.announce()
         with self._turn:
-            ended = self._turn.wait_for(lambda: self.empty, self.longest)
+            ended = self._turn.wait_for(lambda: self.empty, WAY_OUT)
             self._closed = True
             self._turn.notify_all()
             threads = self._threads - {threading.current_thread()}
         for thread in threads if ended else ():
-            thread.join(self.longest)
+            thread.join(WAY_OUT)
         return ended
 
-    longest = 30.0  # seconds that a call may take once nobody answers it any more; set by the communicator
+    def judge(self, work: Work, error: BaseException) -> BaseException:
+        """The error for a call that has failed with ``error``: another one if it has been told to stop."""
+        if not self._stopped or not isinstance(error, CollectiveError):
+            return error
+        self.cut_short |= work.lane is None
+        stopped = CollectiveError(f"{work.what} was given up: {self._stopped}")
+        stopped.__cause__ = error
+        return stopped
 
     # All that follows is called with the lock held, but for _serve and _carry_out.
 

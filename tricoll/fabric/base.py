@@ -91,6 +91,9 @@ class Fabric(Protocol):
     def dead(self) -> list[int]:
         """The ranks that are known to be gone: ended without closing, or closed before the current call."""
 
+    def stop(self) -> None:
+        """Have all waits give up, those in kernels too: called by another thread than theirs, before :meth:`close`."""
+
     def close(self) -> None:
         """Give everything back. May be called twice, and after an error."""
 

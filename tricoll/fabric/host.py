@@ -89,7 +89,7 @@ class HostFabric:
         self.scratch = Scratch()
         self._lock = threading.Lock()  # of what several threads that run kernels share
         self.sequence = 0
-        self.closed = False
+        self.closed = self.stopped = False
         self._maps: list[mmap.mmap] = []
         self._processes = select.poll()
         self._rank_of: dict[int, int] = {}  # of a process's file descriptor
@@ -188,7 +188,7 @@ class HostFabric:
             now = time.monotonic()
             if now - looked > CHECK_EVERY:
                 looked = now
-                if (self.dead() and not until()) or now - start > timeout:
+                if self.stopped or (self.dead() and not until()) or now - start > timeout:
                     return until()
         return True
 
@@ -221,6 +221,9 @@ class HostFabric:
         where = self._board[rank] + slot * SLOT_BYTES
         sequence = load_word(where)
         return sequence, ctypes.string_at(where + 16, peek_word(where + 8)).decode(errors="replace")
+
+    def stop(self) -> None:
+        self.stopped = True
 
     def close(self) -> None:
         if self.closed:

@@ -347,6 +347,9 @@ class SimFabric:
     def dead(self) -> list[int]:
         return [r for r, done in enumerate(self.world.finished) if done]
 
+    def stop(self) -> None:
+        """Nobody waits while another rank's code runs."""
+
     def close(self) -> None:
         """Nothing to give back."""
 
