@@ -488,3 +488,27 @@ def test_giving_up_does_not_take_the_timeout(pool, how):
     first, *others = pool(3).run(given_up, how, timeout=60, limit=50)
     assert first < 5
     assert all((0.9 if how == "destroy" else 0.0) < took < 4 for took in others)
+
+
+def errors_keep_nothing(comm):
+    """A failed call's error does not keep its communicator in a circle of references that only the collector breaks."""
+    gc.disable()
+    try:
+        mine = tricoll.init(slot_bytes=1 << 14)
+        alive = weakref.ref(mine)
+        with pytest.raises(tricoll.CollectiveMismatch):
+            mine.all_reduce(torch.ones(3 + comm.rank))
+        work = mine.all_reduce(torch.ones(3 + comm.rank), async_op=True)
+        with pytest.raises(tricoll.CollectiveMismatch):
+            work.wait()
+        with pytest.raises(tricoll.CollectiveMismatch):
+            work.result()
+        tricoll.destroy()
+        del mine, work
+        return alive() is None
+    finally:
+        gc.enable()
+
+
+def test_errors_keep_nothing(pool):
+    assert pool(2).run(errors_keep_nothing, limit=60) == [True] * 2

@@ -430,8 +430,8 @@ class Communicator:
         """Check the arguments, and make the call when it is its turn. ``keep``: whether it has a result here."""
         request = self._checked(collective, prepare)
         result = request.result if keep else None
-        work = self._work(str(request.call), lambda: self._perform(request, tag), result, lane)
-        return self._made(work, async_op)
+        run = lambda: self._perform(request, tag)
+        return self._made(self._work(str(request.call), run, result, lane), async_op)
 
     def _checked(self, collective: str, prepare: Callable[[Prepare], Request]) -> Request:
         self._check_usable()
@@ -448,7 +448,10 @@ class Communicator:
 
     def _made(self, work: Work, async_op: bool) -> Any:
         """Have a call made when it is its turn: its handle, or its result."""
-        return self._queue.submit(work) if async_op else self._queue.call(work)
+        try:
+            return self._queue.submit(work) if async_op else self._queue.call(work)
+        finally:
+            del work  # as in Work.carry_out
 
     def _check_usable(self) -> None:
         if self._unusable:

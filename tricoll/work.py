@@ -71,7 +71,10 @@ class Work(dist.Work):
             reason = self._queue.why(self)
             raise CollectiveTimeout(f"{self.what} has not finished within {seconds:g} s. {reason}")
         if self._error is not None:
-            raise self._error
+            try:
+                raise self._error
+            finally:
+                self = None  # type: ignore[assignment]  # as in carry_out
         return True
 
     def is_completed(self) -> bool:
@@ -88,8 +91,11 @@ class Work(dist.Work):
 
     def result(self) -> Any:
         """What the call would have returned without ``async_op``, once it has finished."""
-        self.wait()
-        return self._value
+        try:
+            self.wait()
+            return self._value
+        finally:
+            self = None  # type: ignore[assignment]  # as in carry_out
 
     def synchronize(self) -> None:
         """The same as :meth:`wait`."""
@@ -130,6 +136,7 @@ class Work(dist.Work):
         except BaseException as error:
             self._error = self._queue.judge(self, error)
         self._finish()
+        del self  # which the error's traceback keeps, and which keeps the error
 
     def fail(self, error: BaseException) -> None:
         """End without making the call."""
@@ -194,19 +201,22 @@ class Queue:
         """Have a call made, and return its result."""
         if self.inside or not self._asynchronous:
             work.carry_out()
-            return work.result()
-        with self._turn:
-            self._calls.append(work)
-            mine = self._next() is work
-            if mine:
-                work.started = time.perf_counter()
-            else:
-                self._wake()
-        if mine:
-            self._carry_out(work)
+        else:
             with self._turn:
-                self._wake()
-        return work.result()
+                self._calls.append(work)
+                mine = self._next() is work
+                if mine:
+                    work.started = time.perf_counter()
+                else:
+                    self._wake()
+            if mine:
+                self._carry_out(work)
+                with self._turn:
+                    self._wake()
+        try:
+            return work.result()
+        finally:
+            del work  # as in Work.carry_out
 
     def why(self, work: Work) -> str:
         """What a call waits for, in words."""
@@ -307,6 +317,7 @@ class Queue:
                 self._turn.notify_all()
         if work.lane is not None:
             work.announce()
+        del work  # as in Work.carry_out
 
 
 def _ordered(a: Lane, b: Lane) -> bool:
