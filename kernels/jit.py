@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,21 +30,28 @@ from triton.language import core
 from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
-_program: Any = None  # the CPU program that is running now; None on a GPU
+
+class _Here(threading.local):
+    """What is bound in a thread: communicators run their kernels in threads of their own."""
+
+    program: Any = None  # the CPU program that is running now; None on a GPU
+
+
+_here = _Here()
 
 
 def bind(program: Any) -> Any:
-    """Make ``program`` the one that primitives act for. Returns the one bound before."""
-    global _program
-    previous, _program = _program, program
+    """Make ``program`` the one that primitives act for, in this thread. Returns the one bound before."""
+    previous, _here.program = _here.program, program
     return previous
 
 
 def program() -> Any:
-    """The CPU program that is running now."""
-    if _program is None:
+    """The CPU program that is running now, in this thread."""
+    bound = _here.program
+    if bound is None:
         raise RuntimeError("a device function was called outside a kernel: launch it through a fabric")
-    return _program
+    return bound
 
 
 TORCH = {  # Triton's element types as PyTorch's

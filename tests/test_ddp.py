@@ -2,7 +2,10 @@
 
 import contextlib
 import copy
+import datetime
 import functools
+import json
+import time
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ import tricoll
 from tricoll import ddp
 
 STEPS = 10
-HOOKS = {"bf16": ddp.bf16_hook, "fp32": ddp.fp32_hook}
+HOOKS = {"bf16": ddp.bf16_hook, "fp32": ddp.fp32_hook, "reproducible": ddp.reproducible_hook}
 FP32, BF16, FP64 = torch.float32, torch.bfloat16, torch.float64
 
 
@@ -212,3 +215,246 @@ def test_a_communicator_of_more_ranks_than_the_model(pool):
     assert nothing is None
     for error in errors:  # through the backward pass with its type; rank 0 has left by then, or is late
         assert isinstance(error, tricoll.CollectiveError) and "ranks [0]" in str(error)
+
+
+# What is averaged, bit for bit, and where it goes.
+
+
+def twenty_steps(comm, hook, state, options):
+    """Training with a hook. Returns the parameters, and in how many steps a gradient was not the rank-order mean."""
+    dist.init_process_group("gloo" if state == "communicator" else "tricoll")
+    torch.manual_seed(0)
+    module = Net()
+    alone = copy.deepcopy(module)
+    model = DistributedDataParallel(module, **options)
+    model.register_comm_hook({"communicator": comm, "group": dist.group.WORLD, "default": None}[state], HOOKS[hook])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01, momentum=0.9)
+    random, others = torch.Generator().manual_seed(100 + comm.rank), 0
+    for _ in range(20):
+        alone.load_state_dict(module.state_dict())
+        x, y = torch.randn(8, 16, generator=random), torch.randn(8, 5, generator=random)
+        optimizer.zero_grad()
+        alone.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        torch.nn.functional.mse_loss(alone(x), y).backward()
+        for ours, own in zip(module.parameters(), alone.parameters()):
+            shares = [torch.empty_like(own) for _ in range(comm.world_size)]
+            dist.all_gather(shares, own.grad)
+            mean = functools.reduce(torch.add, shares) / comm.world_size  # in rank order, in FP32
+            others += not torch.equal(ours.grad, mean)
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in module.parameters()]), others
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True, "gradient_as_bucket_view": True}], ids=["", "static"])
+@pytest.mark.parametrize("state", ["communicator", "group", "default"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_twenty_steps(pool, hook, state, options):
+    results = pool(3).run(twenty_steps, hook, state, options, limit=60)
+    assert all(torch.equal(parameters, results[0][0]) for parameters, _ in results)
+    if hook == "reproducible":
+        assert [others for _, others in results] == [0] * 3
+
+
+def test_fp32_on_two_ranks_is_the_rank_order_mean(pool):
+    """Two summands have one order."""
+    assert [others for _, others in pool(2).run(twenty_steps, "fp32", "communicator", {}, limit=60)] == [0, 0]
+
+
+def in_a_subgroup(comm):
+    dist.init_process_group("tricoll")
+    group = dist.new_group([1, 3])
+    if comm.rank not in (1, 3):
+        return None
+    module = torch.nn.Linear(3, 1, bias=False)
+    model = DistributedDataParallel(module, process_group=group)
+    model.register_comm_hook(group, ddp.bf16_hook)
+    model(torch.full((1, 3), float(comm.rank))).sum().backward()
+    return module.weight.grad
+
+
+def test_a_subgroup_of_the_backend(pool):
+    results = pool(4).run(in_a_subgroup, limit=60)
+    assert results[0] is None and results[2] is None
+    assert torch.equal(results[1], torch.full((1, 3), 2.0)) and torch.equal(results[1], results[3])
+
+
+# Case 38, and complex parameters.
+
+
+class Branches(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.common, self.extra = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x, both):
+        return self.common(x) + (self.extra(x) if both else 0.0)
+
+
+def unused(comm, find):
+    dist.init_process_group("tricoll", timeout=datetime.timedelta(seconds=5))
+    torch.manual_seed(0)
+    module = Branches()
+    model = DistributedDataParallel(module, find_unused_parameters=find, bucket_cap_mb=1e-5)
+    model.register_comm_hook(None, ddp.fp32_hook)
+    for _ in range(3):
+        module.zero_grad()
+        model(torch.ones(1, 4), comm.rank == 0).sum().backward()
+    return module.extra.bias.grad
+
+
+def test_case_38a_a_branch_used_on_one_rank_only(pool):
+    """The absent rank counts as zero."""
+    for grad in pool(2).run(unused, True, limit=60):
+        assert torch.equal(grad, torch.full((4,), 0.5))
+
+
+def test_case_38b_not_announced(pool):
+    """torch's own error on the rank without the branch, an error of the collectives or torch's on the other."""
+    start = time.monotonic()
+    outcomes = pool(2).outcomes(unused, False, limit=60)
+    assert time.monotonic() - start < 30
+    assert "find_unused_parameters" in str(outcomes[1])
+    assert isinstance(outcomes[0], RuntimeError)
+
+
+def sparse(comm, hook):
+    dist.init_process_group("tricoll")
+    torch.manual_seed(0)
+    module = torch.nn.Embedding(10, 3, sparse=True)
+    model = DistributedDataParallel(module)
+    model.register_comm_hook(None, HOOKS[hook])
+    for _ in range(3):
+        module.zero_grad()
+        model(torch.tensor([0, comm.rank + 1, 0])).sum().backward()
+    return module.weight.grad.to_dense()[:, 0].tolist(), module.weight.grad.is_sparse
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_case_38c_sparse_gradients(pool, hook):
+    assert pool(2).run(sparse, hook, limit=60) == [([2.0, 0.5, 0.5] + [0.0] * 7, True)] * 2
+
+
+def uneven(comm):
+    dist.init_process_group("tricoll")
+    module = torch.nn.Linear(2, 1, bias=False)
+    model = DistributedDataParallel(module)
+    model.register_comm_hook(None, ddp.fp32_hook)
+    grads = []
+    with model.join():
+        for k in range(5 - 2 * comm.rank):
+            module.zero_grad()
+            model(torch.full((1, 2), k + 1.0)).sum().backward()
+            grads.append(module.weight.grad[0, 0].item())
+    return grads
+
+
+def test_case_38d_uneven_inputs(pool):
+    """The rank that has run out counts as zero, and the sum is divided by both."""
+    assert pool(2).run(uneven, limit=60) == [[1.0, 2.0, 3.0, 2.0, 2.5], [1.0, 2.0, 3.0]]
+
+
+def complex_parameters(comm, hook):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    module = torch.nn.Linear(5, 3, dtype=torch.cfloat)
+    alone = copy.deepcopy(module)
+    model = DistributedDataParallel(module)
+    model.register_comm_hook(comm, HOOKS[hook])
+    x = torch.randn(4, 5, dtype=torch.cfloat, generator=torch.Generator().manual_seed(comm.rank))
+    for each in (model, alone):
+        (each(x).abs() ** 2).sum().backward()
+    shares = [torch.empty_like(alone.weight.grad) for _ in range(comm.world_size)]
+    dist.all_gather(shares, alone.weight.grad)
+    return module.weight.grad, sum(shares) / comm.world_size, comm.stats()["payload_bytes"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_case_23_complex_parameters(pool, hook):
+    results = pool(2).run(complex_parameters, hook, limit=60)
+    for grad, mean, _ in results:
+        assert grad.dtype == torch.cfloat and grad.imag.abs().max() > 0.1
+        torch.testing.assert_close(
+            grad, mean, rtol=2**-7 if hook == "bf16" else 1e-6, atol=1e-2 if hook == "bf16" else 0
+        )
+    assert torch.equal(results[0][0], results[1][0])
+    reals = 2 * (5 * 3 + 3)
+    assert sum(sent for _, _, sent in results) >= 2 * reals * (2 if hook == "bf16" else 4)
+    if hook == "bf16":
+        assert sum(sent for _, _, sent in results) < 2 * reals * 4
+
+
+# Asynchrony, seen.
+
+
+class Slow(torch.autograd.Function):
+    """The identity, whose gradient takes its time."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.15)
+        return grad
+
+
+def overlapped(comm, folder):
+    dist.init_process_group("gloo")
+    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = first, second
+
+        def forward(self, x):
+            return self.second(Slow.apply(self.first(x)))
+
+    model = DistributedDataParallel(Model(), bucket_cap_mb=1e-5)
+    model.register_comm_hook(comm, ddp.bf16_hook)
+    assert "no backward pass" in str(ddp.timeline(comm))
+    for _ in range(3):
+        model(torch.ones(2, 8)).sum().backward()
+    timeline = ddp.timeline(comm)
+    if comm.rank == 0:
+        timeline.chrome_trace(folder / "trace.json")
+        timeline.plot(folder / "step.png")
+    return timeline
+
+
+def test_buckets_travel_during_the_backward_pass(pool, tmp_path):
+    for rank, timeline in enumerate(pool(2).run(overlapped, tmp_path, limit=60)):
+        assert timeline.rank == rank and len(timeline.steps) == 3
+        for step in timeline.steps[1:]:  # in the first, DDP has one bucket
+            assert len(step.buckets) == 4
+            assert all(b.ready <= b.start < b.end <= step.end for b in step.buckets)
+            # The second layer's buckets were sent while the gradient of the first was on its way.
+            assert sum(b.end < step.backward_end for b in step.buckets) >= 2
+            assert 0 < step.hidden < 0.3 and 0 <= step.exposed < 0.3
+            assert sorted(b.nbytes for b in step.buckets) == [32, 32, 256, 256]
+        assert "hidden" in str(timeline)
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = [e for e in events if e["ph"] == "X" and e["tid"] == 1]
+    assert len(spans) == sum(len(step.buckets) for step in timeline.steps)
+    assert all(e["dur"] > 0 for e in spans)
+    assert (tmp_path / "step.png").read_bytes().startswith(b"\x89PNG")
+
+
+def absent_in_backward(comm, static):
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Linear(4, 2), static_graph=static)
+    model.register_comm_hook(comm, ddp.bf16_hook)
+    loss = model(torch.ones(1, 4)).sum()
+    if comm.rank == 1:
+        return time.sleep(3)
+    # The first pass of a static graph averages after its end, where the type of an error does not survive DDP.
+    with pytest.raises(RuntimeError if static else tricoll.CollectiveTimeout, match=r"ranks \[1\]"):
+        loss.backward()
+    return True
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_late_rank_is_an_error_out_of_backward(pool, static):
+    assert pool(2).run(absent_in_backward, static, timeout=1, limit=60) == [True, None]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import ddp, world
+from . import ddp, fsdp, ops, process_group, world
 from .communicator import Communicator
 from .errors import (
     CollectiveError,
@@ -25,7 +25,10 @@ from .fabric.base import LinkProfile
 from .fabric.sim import Simulation
 from .pool import launch
 from .tensors import premul_sum
+from .work import Work
 from .world import destroy, init, simulate
+
+process_group.register()
 
 __version__ = "0.1.0"
 __all__ = [
@@ -38,6 +41,7 @@ __all__ = [
     "MemoryModelViolation",
     "PeerFailure",
     "Simulation",
+    "Work",
     "all_gather",
     "all_reduce",
     "all_to_all",
@@ -45,9 +49,11 @@ __all__ = [
     "broadcast",
     "ddp",
     "destroy",
+    "fsdp",
     "gather",
     "init",
     "launch",
+    "ops",
     "premul_sum",
     "recv",
     "reduce",
@@ -58,56 +64,56 @@ __all__ = [
 ]
 
 
-def all_reduce(x: torch.Tensor, op: Any = "sum", **options: Any) -> torch.Tensor:
+def all_reduce(x: torch.Tensor, op: Any = "sum", **options: Any) -> Any:
     """:meth:`Communicator.all_reduce` on the default communicator."""
     return world.default().all_reduce(x, op, **options)
 
 
-def reduce_scatter(x: torch.Tensor, op: Any = "sum", **options: Any) -> torch.Tensor:
+def reduce_scatter(x: torch.Tensor, op: Any = "sum", **options: Any) -> Any:
     """:meth:`Communicator.reduce_scatter` on the default communicator."""
     return world.default().reduce_scatter(x, op, **options)
 
 
-def all_gather(x: torch.Tensor, **options: Any) -> torch.Tensor:
+def all_gather(x: torch.Tensor, **options: Any) -> Any:
     """:meth:`Communicator.all_gather` on the default communicator."""
     return world.default().all_gather(x, **options)
 
 
-def reduce(x: torch.Tensor, root: int = 0, op: Any = "sum", **options: Any) -> torch.Tensor:
+def reduce(x: torch.Tensor, root: int = 0, op: Any = "sum", **options: Any) -> Any:
     """:meth:`Communicator.reduce` on the default communicator."""
     return world.default().reduce(x, root, op, **options)
 
 
-def broadcast(x: torch.Tensor, root: int = 0, **options: Any) -> torch.Tensor:
+def broadcast(x: torch.Tensor, root: int = 0, **options: Any) -> Any:
     """:meth:`Communicator.broadcast` on the default communicator."""
     return world.default().broadcast(x, root, **options)
 
 
-def gather(x: torch.Tensor, root: int = 0, **options: Any) -> torch.Tensor | None:
+def gather(x: torch.Tensor, root: int = 0, **options: Any) -> Any:
     """:meth:`Communicator.gather` on the default communicator."""
     return world.default().gather(x, root, **options)
 
 
-def scatter(x: torch.Tensor | None, root: int = 0, **options: Any) -> torch.Tensor:
+def scatter(x: torch.Tensor | None, root: int = 0, **options: Any) -> Any:
     """:meth:`Communicator.scatter` on the default communicator."""
     return world.default().scatter(x, root, **options)
 
 
-def all_to_all(x: torch.Tensor, **options: Any) -> torch.Tensor:
+def all_to_all(x: torch.Tensor, **options: Any) -> Any:
     """:meth:`Communicator.all_to_all` on the default communicator."""
     return world.default().all_to_all(x, **options)
 
 
-def send(x: torch.Tensor, to: int, **options: Any) -> torch.Tensor:
+def send(x: torch.Tensor, to: int, **options: Any) -> Any:
     """:meth:`Communicator.send` on the default communicator."""
     return world.default().send(x, to, **options)
 
 
-def recv(x: torch.Tensor, source: int, **options: Any) -> torch.Tensor:
+def recv(x: torch.Tensor, source: int, **options: Any) -> Any:
     """:meth:`Communicator.recv` on the default communicator."""
     return world.default().recv(x, source, **options)
 
 
-def barrier() -> None:
+def barrier(**options: Any) -> Any:
     """:meth:`Communicator.barrier` on the default communicator."""
-    world.default().barrier()
+    return world.default().barrier(**options)

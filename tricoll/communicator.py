@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
+import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,6 +24,7 @@ from .kernels import direct, exchange, flagged, hierarchical, link, multimem, ri
 from .kernels.jit import TRITON
 from .kernels.numerics import Reduction, accumulator, finish_, scale_
 from .tensors import BOOLEAN, COMPLEX, INTEGERS, patterns, plain, reals
+from .work import ANY, Lane, Queue, Work
 
 KERNELS = {
     ("ring", "all_reduce"): ring.all_reduce,
@@ -50,7 +54,12 @@ KERNELS = {
     ("one_shot", "recv"): exchange.exchange,
 }
 FLAGGED = {("one_shot", "all_reduce"): flagged.all_reduce}  # see dispatch.flagged
+PATIENCE = 30.0  # seconds that destroy() gives calls to finish, if the timeout does not give them less
 TABLES = 512  # small tables that are kept on the device
+
+
+_numbers = itertools.count(1)
+_named: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
 
 
 class Communicator:
@@ -76,6 +85,10 @@ class Communicator:
         self._profile = profile
         self._prepare = Prepare(fabric.rank, fabric.world_size, settings, profile, fabric.device)
         self._control = Control(fabric, timeout, check)
+        self.name = str(next(_numbers))  # in this process, for what cannot hold an object
+        _named[self.name] = self
+        self._lock = threading.Lock()  # of what calls that run beside each other share
+        self._queue = Queue(self._control.late, fabric.stop, fabric.asynchronous)
 
     @property
     def rank(self) -> int:
@@ -92,6 +105,11 @@ class Communicator:
         """The fabric's name: "host", "sim", ..."""
         return self._fabric.name
 
+    @property
+    def destroyed(self) -> bool:
+        """Whether :meth:`destroy` has been called."""
+        return self._unusable.startswith("destroyed")
+
     def __repr__(self) -> str:
         state = f", unusable: {self._unusable}" if self._unusable else ""
         return f"<tricoll.Communicator rank {self.rank} of {self.world_size} on {self.fabric}{state}>"
@@ -107,7 +125,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Reduce ``x`` over all ranks, on all ranks.
 
         Args:
@@ -122,7 +140,10 @@ class Communicator:
                 model (see :meth:`explain`). The shots add in rank order and round once: an element's bits depend on the
                 ranks' values only; the others round what they send on. "auto" takes one of the shots for 8- and 16-bit
                 tensors, if no wire is given, and always with ``tricoll.init(reproducible=True)``.
-            async_op: not available yet.
+            async_op: return a :class:`tricoll.Work` at once, and make the call on a thread of the communicator. Until
+                its ``wait()`` has returned, ``x`` and ``out`` belong to the call. Calls are made in the order in which
+                they were given, so later ones, of whatever kind, wait for it. In :func:`tricoll.simulate` it is made at
+                once, since the simulator's scheduler decides who runs.
 
         Returns:
             ``out``, or ``x`` if that is None. All ranks hold the same bits.
@@ -143,7 +164,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Reduce ``x`` over all ranks; rank r gets part r of the result, cut along dimension 0.
 
         Args:
@@ -170,7 +191,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Reduce ``x`` over all ranks, on rank ``root``.
 
         The root's ``out``, or ``x`` if that is None, is written; the other ranks' are not. Returns it (elsewhere
@@ -187,7 +208,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Join all ranks' ``x`` along dimension 0, in rank order, on all ranks.
 
         Args:
@@ -209,7 +230,7 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Give all ranks the ``x`` of rank ``root``, in place or in ``out``.
 
         All ranks have an ``x`` of one dtype and number of elements. With a narrower wire, the root's is rounded like
@@ -225,10 +246,9 @@ class Communicator:
         out: torch.Tensor | None = None,
         wire: torch.dtype | str | None = None,
         async_op: bool = False,
-    ) -> torch.Tensor | None:
+    ) -> Any:
         """Join all ranks' ``x`` along dimension 0 on rank ``root``, in ``out`` or a new tensor. None elsewhere."""
-        result = self._run("gather", async_op, lambda p: p.gather(x, root, out, wire))
-        return result if self.rank == root else None
+        return self._run("gather", async_op, lambda p: p.gather(x, root, out, wire), keep=self.rank == root)
 
     def scatter(
         self,
@@ -238,7 +258,7 @@ class Communicator:
         out: torch.Tensor | None = None,
         wire: torch.dtype | str | None = None,
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Cut the ``x`` of rank ``root`` along dimension 0 into equal parts; rank r gets part r.
 
         Other ranks give ``out`` to receive it in (their ``x`` is not looked at); for the root it is optional.
@@ -254,7 +274,7 @@ class Communicator:
         output_splits: Sequence[int] | None = None,
         wire: torch.dtype | str | None = None,
         async_op: bool = False,
-    ) -> torch.Tensor:
+    ) -> Any:
         """Send part p of ``x``, cut along dimension 0, to rank p, and join what comes from all ranks, in their order.
 
         Args:
@@ -263,21 +283,61 @@ class Communicator:
         """
         return self._run("all_to_all", async_op, lambda p: p.all_to_all(x, out, wire, input_splits, output_splits))
 
-    def send(self, x: torch.Tensor, to: int, *, wire: torch.dtype | str | None = None) -> torch.Tensor:
+    def send(
+        self,
+        x: torch.Tensor,
+        to: int,
+        *,
+        wire: torch.dtype | str | None = None,
+        tag: int = 0,
+        async_op: bool = False,
+    ) -> Any:
         """Send ``x`` to a rank that calls :meth:`recv` with a tensor of the same dtype and number of elements.
 
         Returns when the data have left; what does not fit into the link's slots waits for the receiver. Two ranks'
         messages arrive in the order in which they were sent, also among collectives.
+
+        With ``async_op``, sending to a rank and receiving from it go on beside each other, and beside those of other
+        ranks: only messages of one direction between two ranks keep their order. A collective waits for the messages
+        that were sent or asked for before it.
+
+        Args:
+            tag: a number that the receiver must give, too. It does not look for a message with that tag: another one
+                is a CollectiveMismatch.
         """
-        return self._run("send", False, lambda p: p.pair("send", x, to, wire))
+        return self._run("send", async_op, lambda p: p.pair("send", x, to, wire), lane=("send", to), tag=tag)
 
-    def recv(self, x: torch.Tensor, source: int, *, wire: torch.dtype | str | None = None) -> torch.Tensor:
-        """Receive into ``x`` what rank ``source`` sends with :meth:`send`. Returns ``x``."""
-        return self._run("recv", False, lambda p: p.pair("recv", x, source, wire))
+    def recv(
+        self,
+        x: torch.Tensor,
+        source: int | None,
+        *,
+        wire: torch.dtype | str | None = None,
+        tag: int = 0,
+        async_op: bool = False,
+    ) -> Any:
+        """Receive into ``x`` what rank ``source`` sends with :meth:`send`. Returns ``x``.
 
-    def barrier(self) -> None:
-        """Return when all ranks have called it."""
-        self._run("barrier", False, lambda p: p.barrier())
+        ``source``: None takes what comes first, from whatever rank; ``source`` of the Work says which it was.
+        """
+        if source is not None:
+            lane = ("recv", source)
+            return self._run("recv", async_op, lambda p: p.pair("recv", x, source, wire), lane=lane, tag=tag)
+        self._check_usable()
+        some = self._prepare.pair("recv", x, (self.rank + 1) % self.world_size, wire)  # looks at the arguments
+        what = str(some.call).replace("recv(", "recv from any rank(", 1)
+
+        def run() -> None:
+            self._check_usable()
+            work.source = self._first_sender(what)
+            self._perform(self._prepare.pair("recv", x, work.source, wire), tag)
+
+        work = self._work(what, run, x, ("recv", ANY))
+        return self._made(work, async_op)
+
+    def barrier(self, *, async_op: bool = False) -> Any:
+        """Return when all ranks have called it; with ``async_op``, a Work that has finished then."""
+        return self._run("barrier", async_op, lambda p: p.barrier(), keep=False)
 
     def explain(self, collective: str, nbytes: int) -> cost.Explanation:
         """Which algorithm ``algo="auto"`` takes, and what each would cost by the model.
@@ -303,9 +363,21 @@ class Communicator:
         }
 
     def destroy(self) -> None:
-        """Give memory back. Every rank should call it; a second call does nothing."""
-        if not self._unusable.startswith("destroyed"):
-            self._unusable = "destroyed"
+        """Give memory back. Every rank should call it; a second call does nothing.
+
+        Calls that are pending have the communicator's timeout to finish, 30 seconds at most; then they fail.
+        """
+        self._end(min(self._timeout, PATIENCE))
+
+    def _end(self, patience: float) -> None:
+        if self.destroyed:
+            return
+        ended = self._queue.close(patience, "the communicator was destroyed")
+        self._unusable = "destroyed"
+        self._control.close()
+        if self._queue.cut_short:
+            self._fabric.sequence -= 1  # the others shall not wait for this rank's part in that call
+        if ended:  # else a thread is still using the memory, which is better kept than taken from it
             self._heap = None
             self._fabric.close()
 
@@ -315,45 +387,147 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        self.destroy()
+        self._end(min(self._timeout, PATIENCE) if error is None else 0.0)
+
+    # For what is built on it.
+
+    def collective(
+        self,
+        collective: str,
+        prepare: Callable[[Prepare], Request],
+        *,
+        value: Any = None,
+        after: Callable[[], Any] | None = None,
+        patience: float | None = None,
+        async_op: bool = True,
+    ) -> Work:
+        """One collective: ``prepare`` as in :mod:`tricoll.calls`. Without ``async_op``, the Work has finished.
+
+        Args:
+            value: the result of the Work.
+            after: called when the collective has finished, before the Work has.
+            patience: seconds that take the place of the timeout, for this call.
+        """
+        request = self._checked(collective, prepare)
+
+        def run() -> None:
+            self._perform(request, patience=patience)
+            if after is not None:
+                after()
+
+        work = self._work(str(request.call), run, value)
+        self._made(work, async_op)
+        return work
+
+    def together(self, what: str, run: Callable[[], Any], value: Any = None) -> Work:
+        """Have ``run`` make calls of this communicator that no other comes between, asynchronously."""
+        self._check_usable()
+        return self._queue.submit(self._work(what, run, value))
+
+    def set_timeout(self, seconds: float) -> None:
+        """Change how long calls wait for other ranks, from the next one on."""
+        if not seconds > 0:
+            raise ValueError(f"timeout is {seconds}; it must be more than 0 seconds")
+        self._timeout = seconds
+
+    def abort(self) -> None:
+        """Like :meth:`destroy`, without patience: what is pending fails."""
+        self._end(0.0)
 
     # How a call is carried out.
 
-    def _run(self, collective: str, async_op: bool, prepare: Callable[[Prepare], Request]) -> torch.Tensor:
-        if self._unusable:
-            raise CollectiveError(
-                f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
-            )
-        start = time.perf_counter()
+    def _run(
+        self,
+        collective: str,
+        async_op: bool,
+        prepare: Callable[[Prepare], Request],
+        *,
+        keep: bool = True,
+        lane: Lane = None,
+        tag: int = 0,
+    ) -> Any:
+        """Check the arguments, and make the call when it is its turn. ``keep``: whether it has a result here."""
+        request = self._checked(collective, prepare)
+        result = request.result if keep else None
+        run = lambda: self._perform(request, tag)
+        return self._made(self._work(str(request.call), run, result, lane), async_op)
+
+    def _checked(self, collective: str, prepare: Callable[[Prepare], Request]) -> Request:
+        self._check_usable()
         try:
-            if async_op:
-                raise ValueError("async_op=True is not available yet: every collective returns when it has finished")
-            request = prepare(self._prepare)
+            return prepare(self._prepare)
         except (TypeError, ValueError) as error:
             if collective not in PAIRWISE:
                 self._refuse(f"{collective}: refused, {error}")
             raise
+
+    def _work(self, what: str, run: Callable[[], Any], result: Any, lane: Lane = None) -> Work:
+        """A call that is yet to be made. Calls of this communicator that ``run`` makes are part of it."""
+        return Work(self._queue, f"rank {self.rank}, {what}", run, result, lane)
+
+    def _made(self, work: Work, async_op: bool) -> Any:
+        """Have a call made when it is its turn: its handle, or its result."""
+        try:
+            return self._queue.submit(work) if async_op else self._queue.call(work)
+        finally:
+            del work  # as in Work.carry_out
+
+    def _check_usable(self) -> None:
+        if self._unusable:
+            raise CollectiveError(
+                f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
+            )
+
+    def _first_sender(self, what: str) -> int:
+        """The rank of the first message that waits here, among those that :meth:`send` sends. Waits for one."""
+        part, s, n = self._parts["direct"], self._settings, self.world_size
+        found: list[int] = []
+
+        def look() -> bool:
+            assert self._heap is not None
+            for r in range(n):  # the ready words and counters of a net: see kernels/link.py
+                k = int(self._counters[part.counter + (1 + n + r) * s.channels])
+                word = int(self._heap.words[part.start + 16 * (1 + 2 * r * s.channels) + k % s.slots])
+                if word >> 24 > k // s.slots:
+                    found.append(r)
+            return bool(found)
+
+        with self._unusable_after_failure(None):
+            if not self._fabric.pause(look, self._timeout):
+                raise self._control.nobody(what)
+        return found[0]
+
+    def _perform(self, request: Request, tag: int = 0, patience: float | None = None) -> None:
+        self._check_usable()  # a call before this one may have failed
+        start = time.perf_counter()
         x, result, call = request.x, request.result, request.call
         source = plain(x)
         target = source if result is x else plain(result)
         with self._unusable_after_failure(call):
-            if collective not in PAIRWISE:
+            if call.collective not in PAIRWISE:
+                self._control.timeout = patience or self._timeout
                 self._control.enter(str(call), request.detail)
             if self.world_size > 1:
-                self._launch(request, source, target)
+                self._launch(request, source, target, tag, patience)
             else:
                 _alone(call, source, target)
         if target.data_ptr() != result.data_ptr() and self._writes(call):
             result.detach().copy_(target.view(result.shape))
-        self._calls += 1
-        self._seconds += time.perf_counter() - start
-        return result
+        with self._lock:
+            self._calls += 1
+            self._seconds += time.perf_counter() - start
 
     def _writes(self, call: Call) -> bool:
         return call.collective != "send" and (call.collective not in ("reduce", "gather") or call.root == self.rank)
 
     def _refuse(self, reason: str) -> None:
         """Let the others know that this rank takes no part in a call, instead of letting them wait."""
+        if self._queue.empty or self._queue.inside:
+            self._tell(reason)
+        else:  # when it is the call's turn, which the caller need not wait for to hear of its mistake
+            self._made(self._work(reason, lambda: self._tell(reason), None), async_op=True)
+
+    def _tell(self, reason: str) -> None:
         with self._unusable_after_failure(None), contextlib.suppress(CollectiveMismatch):
             self._control.enter(reason, refused=True)
             if not self._check and self.world_size > 1:
@@ -371,7 +545,14 @@ class Communicator:
                 self._unusable = f"call {self._control.sequence} failed: {error}"
             raise
 
-    def _launch(self, request: Request, x: torch.Tensor, out: torch.Tensor) -> None:
+    def _launch(
+        self,
+        request: Request,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        tag: int = 0,
+        patience: float | None = None,
+    ) -> None:
         assert self._heap is not None
         call, settings, n = request.call, self._settings, self.world_size
         plan, collective = call.plan, call.collective
@@ -387,13 +568,15 @@ class Communicator:
         slot = dispatch.slot_bytes(family, n, settings) // wire.itemsize
         if family == "flagged":
             kernel, slot = FLAGGED[plan.algorithm, collective], dispatch.slot_bytes(family, n, settings) // 8
+        # A send and a receive may run beside each other.
+        report = torch.zeros_like(self._status) if collective in PAIRWISE else self._status
         arguments = {
             "x": x,
             "out": out,
             "heap": self._heap.words[part.start : part.start + part.words],
             "bases": self._heap.bases,
             "counters": self._counters[part.counter : part.counter + part.counters],
-            "status": self._status,
+            "status": report,
             "edges": self._table(plan.edges),
             "numel": plan.edges[-1],
             "piece": plan.piece,
@@ -402,8 +585,8 @@ class Communicator:
             "world": n,
             "node_size": settings.node_size,
             "channels": settings.channels,
-            "fingerprint": call.fingerprint,
-            "timeout": int(self._timeout * 1e9),
+            "fingerprint": (call.fingerprint + tag % (1 << 24)) % (1 << 24),
+            "timeout": int((patience or self._timeout) * 1e9),
             "scale": call.op.scale,
             "WIRE": TRITON[wire],
             "OP": BOOLEAN[call.op.name] if call.dtype == torch.bool else call.op.name,
@@ -434,7 +617,7 @@ class Communicator:
             arguments["root"] = n if call.root is None else call.root
             arguments["ROOTED"] = call.root is not None
         self._fabric.launch(kernel, settings.channels, arguments)
-        status = self._status.tolist()
+        status = report.tolist()
         failures = [Failure(c, *words[:7]) for c, words in enumerate(status) if words[0] != link.OK]
         if failures:
             error = self._control.explain(str(call), failures, pair=collective in PAIRWISE)
@@ -448,11 +631,12 @@ class Communicator:
 
     def _table(self, values: tuple[int, ...]) -> torch.Tensor:
         """Integers that a kernel looks up, in the device's memory."""
-        if values not in self._tables:
-            if len(self._tables) >= TABLES:
-                self._tables.pop(next(iter(self._tables)))
-            self._tables[values] = torch.tensor(values, dtype=torch.int64, device=self._fabric.device)
-        return self._tables[values]
+        with self._lock:
+            if values not in self._tables:
+                if len(self._tables) >= TABLES:
+                    self._tables.pop(next(iter(self._tables)))
+                self._tables[values] = torch.tensor(values, dtype=torch.int64, device=self._fabric.device)
+            return self._tables[values]
 
     def _start_afresh(self) -> None:
         """Empty all links, after a call in which all ranks gave up: the next call finds them as at the start."""
@@ -469,6 +653,13 @@ class Communicator:
 def block(family: str, settings: dispatch.Settings) -> int:
     """Elements, or words with flags in them, a pass of the bulk loop."""
     return max(16, settings.block // 4) if family == "flagged" else settings.block
+
+
+def named(name: str) -> Communicator:
+    """The communicator of this process with that name."""
+    if name not in _named:
+        raise CollectiveError(f"the communicator {name!r} is gone: keep a reference to it while it is used")
+    return _named[name]
 
 
 def _alone(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:

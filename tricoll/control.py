@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,6 +47,7 @@ class Control:
     def __init__(self, fabric: Fabric, timeout: float, check: bool) -> None:
         self.fabric, self.timeout, self.check = fabric, timeout, check
         self.sequence = 0
+        self._reading, self._closed = threading.Lock(), False
         self.meetings = 0
         self.ahead = False  # whether this rank has refused its last call, and not seen the others enter it
 
@@ -72,6 +74,19 @@ class Control:
                 raise CollectiveMismatch(self._differences(list(calls)))
             if wrong := match([json.loads(d) for d in details]):
                 raise CollectiveMismatch(f"rank {self.fabric.rank}, call {self.sequence}, {call}: {wrong}")
+
+    def late(self) -> list[int]:
+        """The ranks that have not begun the call that this one is in. May be called from any thread, at any time."""
+        with self._reading:
+            sequence = self.sequence
+            slot = ENTERED[sequence % 2]
+            others = [] if self._closed else self._others()
+            return [r for r in others if self.fabric.peek(r, slot)[0] < sequence]
+
+    def close(self) -> None:
+        """Before the board is taken away: return when nobody looks at it any more."""
+        with self._reading:
+            self._closed = True
 
     def meet(self) -> None:
         """Return when all ranks are here."""
@@ -117,6 +132,10 @@ class Control:
                 f"elements, or belongs to another call ({mine})"
             )
         return self._absence([mine.peer], what, str(mine))
+
+    def nobody(self, what: str) -> CollectiveError:
+        """The error for a receive from any rank to which nothing has come."""
+        return self._absence(self.fabric.dead() or self._others(), what, "")
 
     def _others(self) -> list[int]:
         return [r for r in range(self.fabric.world_size) if r != self.fabric.rank]

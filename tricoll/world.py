@@ -40,7 +40,8 @@ def init(
     profile: cost.Profile | str | Path | None = None,
     tiles: str | None = None,
 ) -> Communicator:
-    """Make a communicator. Collective: every rank of the group must call it. The first becomes the default.
+    """Make a communicator. Collective: every rank of the group must call it. The first becomes the default, until it is
+    destroyed.
 
     Args:
         group: a ``torch.distributed`` group. None: the default group if there is one, else RANK, WORLD_SIZE,
@@ -87,7 +88,7 @@ def init(
         profile=profile,
         tiles=tiles,
     )
-    if _default is None:
+    if _default is None or _default.destroyed:
         _default = communicator
     return communicator
 

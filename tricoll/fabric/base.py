@@ -48,6 +48,12 @@ class Counters:
         else:
             self.signals += 1
 
+    def merge(self, other: Counters) -> None:
+        """Count what another has counted, too."""
+        self.puts += other.puts
+        self.payload_bytes += other.payload_bytes
+        self.signals += other.signals
+
 
 class Fabric(Protocol):
     """One rank's view of a fabric.
@@ -63,6 +69,7 @@ class Fabric(Protocol):
     multicast: bool  # whether heaps have a multicast address
     channels: int  # how many programs are worth having
     counters: Counters
+    asynchronous: bool  # whether kernels may run in threads of their own, beside the caller
     sequence: int  # of the call that this rank is in; set by whoever counts calls
 
     def allocate(self, nbytes: int, agreed: Mapping[str, Any]) -> Heap:
@@ -86,6 +93,9 @@ class Fabric(Protocol):
 
     def dead(self) -> list[int]:
         """The ranks that are known to be gone: ended without closing, or closed before the current call."""
+
+    def stop(self) -> None:
+        """Have all waits give up, those in kernels too: called by another thread than theirs, before :meth:`close`."""
 
     def close(self) -> None:
         """Give everything back. May be called twice, and after an error."""

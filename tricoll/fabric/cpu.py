@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -207,14 +208,33 @@ class CpuProgram:
         """The word at ``flag`` has been waited for."""
 
 
+class _Patched:
+    """How many interpreted runs there are now, in all threads, and how to undo what they share."""
+
+    lock = threading.Lock()
+    runs = 0
+    scope: Any = None
+
+
 @contextlib.contextmanager
 def interpreting(kernel: Kernel) -> Iterator[None]:
-    """Put Triton's language into the interpreter's hands, for all device functions called inside."""
-    scope = interpreter._patch_lang(kernel.fn)
+    """Put Triton's language into the interpreter's hands, for all device functions called inside.
+
+    Several threads may be inside at once. The interpreter has no state of its own that a kernel without a grid uses,
+    so all that they must agree on is when to take the language back: when the last one is through. They cannot take
+    turns, one kernel after another: one may wait for a rank whose kernel would wait for its turn there.
+    """
+    with _Patched.lock:
+        if not _Patched.runs:
+            _Patched.scope = interpreter._patch_lang(kernel.fn)
+        _Patched.runs += 1
     try:
         yield
     finally:
-        scope.restore()
+        with _Patched.lock:
+            _Patched.runs -= 1
+            if not _Patched.runs:
+                _Patched.scope.restore()
 
 
 def convert(kernel: Kernel, arguments: dict[str, Any], interpreted: bool) -> dict[str, Any]:

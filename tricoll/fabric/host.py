@@ -18,6 +18,7 @@ import mmap
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -43,9 +44,9 @@ class HostProgram(CpuProgram):
     """A channel of a rank that is a process."""
 
     def __init__(self, fabric: HostFabric, channel: int) -> None:
-        super().__init__(channel, fabric.rank, fabric.heaps, fabric.interpreted, fabric.counters)
+        super().__init__(channel, fabric.rank, fabric.heaps, fabric.interpreted, Counters())
         self.fabric = fabric
-        self._scratch = fabric.scratch
+        self._scratch = fabric.scratch.memory
 
     def store_signal(self, flag: Any, word: Any, nbytes: Any) -> None:
         self.counters.add(integer(nbytes))
@@ -71,6 +72,13 @@ class HostProgram(CpuProgram):
         return self.fabric.poll(over, timeout)
 
 
+class Scratch(threading.local):
+    """The scratch memory of a thread that runs kernels."""
+
+    def __init__(self) -> None:
+        self.memory: dict[torch.dtype, torch.Tensor] = {}
+
+
 class HostFabric:
     """One rank that is a process of this machine. See :class:`tricoll.fabric.base.Fabric`."""
 
@@ -78,15 +86,17 @@ class HostFabric:
     channels = 1
     multicast = True  # emulated
     device = torch.device("cpu")
+    asynchronous = True
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float, choice: str | None = None) -> None:
         """``store`` is a ``torch.distributed`` store of these ranks alone; ``choice`` is for :func:`tiles`."""
         self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
         self.interpreted = tiles(choice) == "triton"
         self.counters = Counters()
-        self.scratch: dict[torch.dtype, torch.Tensor] = {}
+        self.scratch = Scratch()
+        self._lock = threading.Lock()  # of what several threads that run kernels share
         self.sequence = 0
-        self.closed = False
+        self.closed = self.stopped = False
         self._maps: list[mmap.mmap] = []
         self._processes = select.poll()
         self._rank_of: dict[int, int] = {}  # of a process's file descriptor
@@ -171,11 +181,14 @@ class HostFabric:
         converted = convert(kernel, arguments, self.interpreted)
         with interpreting(kernel) if self.interpreted else contextlib.nullcontext():
             for channel in range(channels):
-                previous = jit.bind(HostProgram(self, channel))
+                program = HostProgram(self, channel)
+                previous = jit.bind(program)
                 try:
                     kernel(**converted)
                 finally:
                     jit.bind(previous)
+                    with self._lock:
+                        self.counters.merge(program.counters)
 
     def poll(self, until: Callable[[], bool], timeout: float) -> bool:
         """Wait for a condition on shared memory, without keeping the CPU from those who will make it true."""
@@ -189,7 +202,7 @@ class HostFabric:
             now = time.monotonic()
             if now - looked > CHECK_EVERY:
                 looked = now
-                if (self.dead() and not until()) or now - start > timeout:
+                if self.stopped or (self.dead() and not until()) or now - start > timeout:
                     return until()
         return True
 
@@ -197,10 +210,11 @@ class HostFabric:
         return until() or self.poll(until, timeout)
 
     def dead(self) -> list[int]:
-        for fd, _ in self._processes.poll(0):
-            self._processes.unregister(fd)
-            os.close(fd)
-            self._gone.add(self._rank_of.pop(fd))
+        with self._lock:
+            for fd, _ in self._processes.poll(0):
+                self._processes.unregister(fd)
+                os.close(fd)
+                self._gone.add(self._rank_of.pop(fd))
         left = {r: count - 1 for r, board in enumerate(self._board) if (count := peek_word(board + LEFT * SLOT_BYTES))}
         early = {r for r, calls in left.items() if calls < self.sequence}
         return sorted(early | self._gone - left.keys())
@@ -222,6 +236,9 @@ class HostFabric:
         sequence = load_word(where)
         return sequence, ctypes.string_at(where + 16, peek_word(where + 8)).decode(errors="replace")
 
+    def stop(self) -> None:
+        self.stopped = True
+
     def close(self) -> None:
         if self.closed:
             return
@@ -232,7 +249,7 @@ class HostFabric:
             os.close(fd)
         self._rank_of.clear()
         self.heaps = []
-        self.scratch.clear()
+        self.scratch = Scratch()
         for mapped in self._maps:
             with contextlib.suppress(BufferError):  # a tensor still looks into it: freed with that tensor
                 mapped.close()

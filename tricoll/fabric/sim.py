@@ -308,6 +308,7 @@ class SimFabric:
     channels = 1
     multicast = True  # emulated
     device = torch.device("cpu")
+    asynchronous = False  # the scheduler decides who runs
 
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank, self.world_size = world, rank, world.size
@@ -374,6 +375,9 @@ class SimFabric:
 
     def dead(self) -> list[int]:
         return [r for r, calls in enumerate(self.world.left) if calls < self.sequence]
+
+    def stop(self) -> None:
+        """Nobody waits while another rank's code runs."""
 
     def close(self) -> None:
         """Nothing to give back."""
