@@ -42,7 +42,7 @@ def ten_temporaries(comm, tiles):
 def test_case_29_temporaries_and_waiting_in_reverse(pool, tiles):
     results = pool(4).run(ten_temporaries, tiles, tiles=tiles, limit=60, **SMALL)
     for k in range(10):
-        testing.check_all_reduce([r[k] for r in results], inputs(4, k), "avg", torch.bfloat16)
+        testing.check_all_reduce([r[k] for r in results], inputs(4, k), "avg", torch.bfloat16, "two_shot")
 
 
 def never_waited_for(comm):
@@ -337,7 +337,7 @@ def test_several_communicators_in_threads(pool, tiles):
     for k in range(3):
         for i in range(8):
             outputs = [r[k][i] for r in results]
-            testing.check_all_reduce(outputs, inputs(3, 10 * k + i, 77), "sum", torch.float32)
+            testing.check_all_reduce(outputs, inputs(3, 10 * k + i, 77), "sum", torch.float32, "two_shot")
 
 
 def test_the_language_is_given_back_when_the_last_interpreted_run_ends():
@@ -478,7 +478,8 @@ def given_up(comm, how):
         comm.abort() if how == "abort" else comm.destroy()
     took = time.monotonic() - start
     for work in works:
-        with pytest.raises(tricoll.CollectiveError, match="destroyed"):
+        # Ours, or that of a rank that was quicker.
+        with pytest.raises(tricoll.CollectiveError, match=r"destroyed|\[\d\] are gone"):
             work.wait()
     return took
 
