@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from streams import FP32, ROWED, Step, callable_in, played
 
 import tricoll
 from tricoll import testing, workspace
 from tricoll.fabric import sim
-from tricoll.kernels import link, ring, tiles
+from tricoll.kernels import direct, exchange, flagged, hierarchical, link, multimem, ring, rooted, tiles, tree
 
 LINKS = ("mapped", "put")
 
@@ -135,6 +136,180 @@ class OneTimesOut(sim.Scheduler):
 
 
 SCENARIOS = (stream, mismatch, absence, impatience)
+
+
+class Calls(NamedTuple):
+    """A scenario: streams of the calls of one kernel, among others that use the same links."""
+
+    calls: tuple
+    seeds: int = 40
+
+    @property
+    def __name__(self):
+        return "streams of " + ", ".join(f"{a} {c}" for a, c in self.calls)
+
+    def __call__(self, kind):
+        for seed in range(self.seeds):
+            chance = random.Random(seed)
+            n, node_size = chance.choice(
+                [(4, 2), (6, 2), (6, 3)] if self.calls[0][0] == "hierarchical" else [(3, 0), (4, 0)]
+            )
+            window = chance.choice((1, 2, 3))
+            settings = {"channels": chance.choice((1, 2)), "window": window, "slots": window + chance.choice((1, 1, 2))}
+            there = [c for c in callable_in(n, node_size, kind == "mapped") if c in self.calls]
+            steps = []
+            for k in range(chance.choice((2, 3, 4))):
+                call = chance.choice(there)
+                rows = chance.choice((0, 5, 20, 60, 200))
+                shape = (n * rows,) if call[1] in ROWED and call[1] not in ("all_gather", "gather") else (rows,)
+                root = chance.randrange(n)
+                step = Step(
+                    *call, shape, FP32, chance.choice(("sum", "avg")), root=root, kind="random", seed=100 * seed + k
+                )
+                steps.append(step._replace(peer=(root + 1) % n))
+            played(
+                tricoll.simulate,
+                n,
+                steps,
+                node_size,
+                link=kind,
+                seed=seed,
+                slot_bytes=128 * (n + 1),
+                block=16,
+                **settings,
+            )
+
+
+class Impatient(NamedTuple):
+    """A scenario: one rank is missing, and one of the others times out first; all are told, nobody else times out."""
+
+    calls: tuple
+    seeds: int = 8
+
+    def __call__(self, kind):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sim, "Scheduler", OneTimesOut)
+            for seed in range(self.seeds):
+                n, absent = 4, seed % 4
+                algorithm, collective = self.calls[0]
+
+                def work(comm):
+                    if comm.rank == absent:
+                        return None
+                    options = {} if collective == "all_to_all" else {"algo": algorithm}
+                    with pytest.raises(tricoll.PeerFailure):
+                        getattr(comm, collective)(torch.ones(8 * n), **options)
+                    return comm._status[0].tolist()
+
+                options = {"node_size": 2, "slots": 2, "window": 1, "slot_bytes": 1024}
+                status = [s for s in tricoll.simulate(work, n, seed=seed, link=kind, **options).results if s]
+                assert sorted(words[0] for words in status) == [link.TIMED_OUT, link.ABORTED, link.ABORTED], status
+
+
+class Differ(NamedTuple):
+    """A scenario: a call that one rank makes with another size, without anybody's timeout, and one that all make."""
+
+    calls: tuple
+    seeds: int = 30
+
+    @property
+    def __name__(self):
+        return "differing " + ", ".join(f"{a} {c}" for a, c in self.calls)
+
+    def __call__(self, kind):
+        for seed in range(self.seeds):
+            n, node_size = 4, 2
+            algorithm, collective = self.calls[seed % len(self.calls)]
+            deadlocks = []
+
+            def work(comm):
+                late = random.Random(100 * seed + comm.rank)
+                for k in range(6):
+                    for _ in range(late.choice((0, 0, 60))):
+                        comm._fabric.world.scheduler.step_aside()
+                    x = torch.full((4 * n,), comm.rank + 1.0 + k)
+                    options = {} if collective == "all_to_all" else {"algo": algorithm}
+                    if k in (1, 3, 4):
+                        with pytest.raises(tricoll.CollectiveMismatch):
+                            odd = torch.cat([x, x]) if comm.rank == (k + seed) % n else x
+                            getattr(comm, collective)(odd, **options)
+                    else:
+                        getattr(comm, collective)(x, **options)
+                deadlocks.extend(comm._fabric.world.scheduler.deadlock)
+
+            tricoll.simulate(work, n, seed=seed, link=kind, node_size=node_size, slots=2, window=1, slot_bytes=1024)
+            assert not deadlocks, f"waited for a timeout: {deadlocks}"
+
+
+DIRECT = Calls(
+    (("two_shot", "all_reduce"), ("two_shot", "reduce_scatter"), ("one_shot", "reduce"), ("two_shot", "reduce"))
+)
+TWO_SHOT = Calls((("two_shot", "all_reduce"),), seeds=80)
+EXCHANGE = Calls(
+    tuple(("one_shot", c) for c in ("all_to_all", "gather", "scatter", "send", "barrier"))
+    + (("two_shot", "all_gather"),)
+)
+ROOTED = Calls(tuple((a, c) for a in ("ring", "tree") for c in ("broadcast", "reduce")) + (("one_shot", "broadcast"),))
+HIERARCHICAL = Calls(tuple(("hierarchical", c) for c in ("all_reduce", "reduce_scatter", "all_gather")))
+TREE = Calls((("tree", "all_reduce"),))
+FLAGGED = Calls((("one_shot", "all_reduce"),))
+MULTIMEM = Calls((("multimem", "all_reduce"),))
+OTHERS = (DIRECT, EXCHANGE, ROOTED, HIERARCHICAL, TREE, FLAGGED, MULTIMEM)
+DIFFER = tuple(
+    Differ(tuple(c for c in scenario.calls if c[1] in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")))
+    for scenario in OTHERS
+    if scenario is not ROOTED
+)
+DIFFER_DIRECT, DIFFER_EXCHANGE, DIFFER_HIERARCHICAL, DIFFER_TREE, DIFFER_FLAGGED, DIFFER_MULTIMEM = DIFFER
+
+
+def unlike(kind):
+    """Rank 0 sends rank 1 more rows than it expects, and fewer than a message: both hear of it."""
+
+    def work(comm):
+        sends, receives = ([0, 5], [0, 2]) if comm.rank == 0 else ([3, 0], [4, 0])
+        with pytest.raises(tricoll.CollectiveMismatch):
+            comm.all_to_all(torch.ones(sum(sends)), input_splits=sends, output_splits=receives)
+
+    for seed in range(5):
+        tricoll.simulate(work, 2, seed=seed, link=kind)
+
+
+def nothing(kind):
+    """A barrier, and an all-reduce of nothing: nobody leaves before all have come."""
+
+    def work(comm, call):
+        for k in range(4):
+            came[comm.rank] = k
+            for _ in range(30 * (comm.rank == k)):
+                comm._fabric.world.scheduler.step_aside()
+            call(comm)
+            assert min(came) >= k
+
+    calls = (lambda c: c.barrier(), lambda c: c.all_reduce(torch.ones(0), algo="one_shot"))
+    for seed in range(10):
+        came = [-1] * 3
+        tricoll.simulate(work, 3, calls[seed % 2], seed=seed, link=kind)
+
+
+IMPATIENT = tuple(Impatient(scenario.calls[-1:]) for scenario in DIFFER)
+(
+    IMPATIENT_DIRECT,
+    IMPATIENT_EXCHANGE,
+    IMPATIENT_HIERARCHICAL,
+    IMPATIENT_TREE,
+    IMPATIENT_FLAGGED,
+    IMPATIENT_MULTIMEM,
+) = IMPATIENT
+
+
+def kinds_of(scenario):
+    """The links on which a scenario can be played."""
+    return (
+        LINKS
+        if not isinstance(scenario, (Calls, Differ, Impatient)) or scenario.calls[0][0] != "multimem"
+        else ("mapped",)
+    )
 
 
 # Mutants.
@@ -309,6 +484,200 @@ MUTANTS = [
     Mutant("work goes on after a failure", {ring._hop: [("if ok == 1:", "if True:")] * 3}, mismatch),
 ]
 
+MAPPED = ("mapped",)
+
+
+def dropped(kernel, line, scenario, links=LINKS, times=1, instead="pass"):
+    """A mutant without a call; what it returned is ``instead``."""
+    return Mutant(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__} without {line[:60]}",
+                  {kernel: [(line, instead)] * times}, scenario, links)  # fmt: skip
+
+
+COUNT_ONCE = "link.advance(link.sent(net, rank), once)"
+MUTANTS += [
+    # Direct.
+    dropped(direct._give, "link.acquire(tx, call, k)", DIRECT, instead="1"),
+    dropped(direct._give, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", DIRECT),
+    dropped(direct._add, "ok = _await_all(call, net, work, ok, m + j, WIRE)", DIRECT),
+    dropped(direct._add, "_release_all(call, net, work, m + j, WIRE)", DIRECT),
+    dropped(direct._add_and_give, "ok = _await_all(call, net, work, ok, m + j, WIRE)", DIRECT),
+    dropped(direct._add_and_give, "_release_all(call, net, work, m + j, WIRE)", DIRECT),
+    dropped(
+        direct._add_and_give,
+        "ok = link.acquire(_to(call, net, to, WIRE), call, shmem.load(link.sent(net, to)) + again)",
+        TWO_SHOT,
+    ),
+    dropped(
+        direct._add_and_give,
+        "link.publish(_to(call, net, to, WIRE), call, k, n * (WIRE.primitive_bitwidth // 8))",
+        DIRECT,
+    ),
+    dropped(direct._collect, "link.await_data(rx, call, k)", DIRECT, instead="1"),
+    dropped(direct._collect, "link.release(rx, call, k)", DIRECT),
+    dropped(direct._close, COUNT_ONCE, DIRECT),
+    dropped(direct._close, "link.advance(link.received(net, rank), once)", DIRECT),
+    dropped(direct._close, "link.advance(link.sent(net, rank), twice)", DIRECT),
+    dropped(direct._close, "link.advance(link.received(net, rank), twice)", DIRECT),
+    dropped(direct._close, "shmem.store(net.counters + shmem.channel(), call.epoch)", DIFFER_DIRECT),
+    dropped(
+        direct._close,
+        "link.give_up(_to(call, net, rank, WIRE), _from(call, net, rank, WIRE), call, net.me)",
+        IMPATIENT_DIRECT,
+    ),
+    Mutant("all links count as those of the root", {direct._number: [("number = first", "number = m")]}, DIRECT),
+    Mutant("direct: another's chunk", {direct._give: [("chunk, number = to if", "chunk, number = net.me if")]}, DIRECT),
+    Mutant(
+        "direct: shares of the message before", {direct._shares: [("net.channels, m,", "net.channels, m - 1,")]}, DIRECT
+    ),
+    Mutant(
+        "direct: results in another slot",
+        {direct._peers: [("net.channels, m, call", "net.channels, m + 1, call")]},
+        DIRECT,
+    ),
+    Mutant(
+        "direct: every part is the first", {direct.two_shot: [("c * pieces * piece", "0 * pieces * piece")]}, DIRECT
+    ),
+    # Exchange.
+    dropped(exchange._send, "link.acquire(tx, sized, k)", EXCHANGE, instead="1"),
+    dropped(exchange._send, "link.publish(tx, sized, k, n * (WIRE.primitive_bitwidth // 8))", EXCHANGE),
+    dropped(exchange._receive, "link.await_data(rx, sized, k)", EXCHANGE, instead="1"),
+    dropped(exchange._receive, "link.release(rx, sized, k)", EXCHANGE),
+    dropped(exchange.exchange, "link.advance(link.sent(net, rank), sends)", EXCHANGE),
+    dropped(exchange.exchange, "link.advance(link.received(net, rank), receives)", EXCHANGE),
+    dropped(exchange.exchange, "link.give_up(tx, rx, call, me)", IMPATIENT_EXCHANGE),
+    Mutant("exchange: sizes are not looked at", {exchange._sized: [("size % 16777216 * 40503", "0")]}, unlike),
+    Mutant("exchange: every part is the first", {exchange._part: [("share * shmem.channel()", "0")]}, EXCHANGE),
+    Mutant("exchange: pieces start over", {exchange._receive: [("part.at + j * work.piece", "part.at")]}, EXCHANGE),
+    Mutant("exchange: no message for nothing", {exchange._part: [("// work.piece, 1)", "// work.piece, 0)")]}, nothing),
+    # Trees from a root.
+    dropped(rooted._pass_down, "link.acquire(tx, call, k)", ROOTED, instead="1"),
+    dropped(rooted._pass_down, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", ROOTED),
+    dropped(rooted._close, "link.advance(link.sent(net, rank), sends)", ROOTED),
+    dropped(rooted._close, "link.advance(link.received(net, rank), receives)", ROOTED),
+    dropped(rooted.broadcast, "link.await_data(rx, call, k)", ROOTED, instead="1"),
+    dropped(rooted.broadcast, "link.release(rx, call, k)", ROOTED),
+    dropped(rooted.reduce, "link.await_data(one, call, k)", ROOTED, instead="1"),
+    dropped(rooted.reduce, "link.await_data(two, call, m)", ROOTED, instead="1"),
+    dropped(rooted.reduce, "link.acquire(tx, call, to)", ROOTED, instead="1"),
+    dropped(rooted.reduce, "link.publish(tx, call, to, n * (WIRE.primitive_bitwidth // 8))", ROOTED),
+    dropped(rooted.reduce, "link.release(one, call, k)", ROOTED),
+    dropped(rooted.reduce, "link.release(two, call, m)", ROOTED),
+    Mutant("rooted: pieces start over", {rooted.broadcast: [("work.part + j * piece", "work.part")]}, ROOTED),
+    # Hierarchical.
+    dropped(hierarchical._give, "link.acquire(tx, call, k)", HIERARCHICAL, instead="1"),
+    dropped(hierarchical._give, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", HIERARCHICAL),
+    dropped(hierarchical._hop, "ok = _await_node(call, net, work, ok, m + j, WIRE)", HIERARCHICAL),
+    dropped(hierarchical._hop, "link.await_data(rx, call, received)", HIERARCHICAL, instead="1"),
+    dropped(hierarchical._hop, "link.acquire(tx, call, sent)", HIERARCHICAL, instead="1"),
+    dropped(hierarchical._hop, "ok = _acquire_node(call, net, work, ok, again + j, WIRE)", HIERARCHICAL),
+    dropped(hierarchical._hop, "link.publish(tx, call, sent, nbytes)", HIERARCHICAL),
+    dropped(hierarchical._hop, "_publish_node(call, net, work, again + j, nbytes, WIRE)", HIERARCHICAL),
+    dropped(hierarchical._hop, "_release_node(call, net, work, m + j, WIRE)", HIERARCHICAL),
+    dropped(hierarchical._hop, "link.release(rx, call, received)", HIERARCHICAL),
+    dropped(hierarchical._collect, "link.await_data(rx, call, k)", HIERARCHICAL, instead="1"),
+    dropped(hierarchical._collect, "link.release(rx, call, k)", HIERARCHICAL),
+    dropped(hierarchical._close, "link.advance(link.sent(net, number), inside)", HIERARCHICAL),
+    dropped(hierarchical._close, "link.advance(link.received(net, number), inside)", HIERARCHICAL),
+    dropped(hierarchical._close, "link.advance(link.sent(net, work.size), along)", HIERARCHICAL),
+    dropped(hierarchical._close, "link.advance(link.received(net, work.size), along)", HIERARCHICAL),
+    dropped(hierarchical._close, "shmem.store(net.counters + shmem.channel(), call.epoch)", DIFFER_HIERARCHICAL),
+    dropped(hierarchical._close, "link.give_up(tx, rx, call, net.me)", IMPATIENT_HIERARCHICAL),
+    dropped(
+        hierarchical._close,
+        "link.give_up(_to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE), call, net.me)",
+        IMPATIENT_HIERARCHICAL,
+    ),
+    Mutant(
+        "hierarchical: one step late on the rail",
+        {hierarchical._hop: [("k - window + j", "k - window + j + 1")]},
+        HIERARCHICAL,
+    ),
+    Mutant(
+        "hierarchical: another's chunk",
+        {hierarchical._give: [("chunk = s * work.size + number", "chunk = s * work.size + work.local")]},
+        HIERARCHICAL,
+    ),
+    # Tree.
+    dropped(tree._up, "link.await_data(one, call, k)", TREE, instead="1"),
+    dropped(tree._up, "link.await_data(two, call, k)", TREE, instead="1"),
+    # Not here: the waits for a free slot. With SLOTS > WINDOW, what comes down says that what went up has been read.
+    dropped(tree._up, "link.publish(tx, call, k, nbytes)", TREE, times=2),
+    dropped(tree._up, "link.release(one, call, k)", TREE),
+    dropped(tree._up, "link.release(two, call, k)", TREE),
+    dropped(tree._down, "link.await_data(rx, call, k)", TREE, instead="1"),
+    dropped(tree._down, "link.publish(tx, call, k, nbytes)", TREE, times=2),
+    dropped(tree._down, "link.release(rx, call, k)", TREE),
+    dropped(tree.all_reduce, "shmem.store(counters + channels + c, base + pieces)", TREE),
+    dropped(tree.all_reduce, "shmem.store(counters + c, epoch)", DIFFER_TREE, ("put",)),
+    Mutant(
+        "tree: nobody is told",
+        {tree.all_reduce: [(f"_give_up(call, work, _place(nodes, {t}), WIRE)", "pass") for t in (0, 1)]},
+        IMPATIENT_TREE,
+    ),
+    Mutant("tree: pieces start over", {tree._up: [("work.part + j * work.piece", "work.part")]}, TREE),
+    Mutant("tree: both halves are the first", {tree._start: [("work.edges + place.tree", "work.edges")]}, TREE),
+    # Flags in the data.
+    Mutant(
+        "flagged: does not wait",
+        {flagged.take: [("ok == 0 or not all(", "ok == 0 or any(0 for _ in others) and not all(")]},
+        FLAGGED,
+        MAPPED,
+    ),
+    dropped(flagged.all_reduce, "shmem.store(counters + channels + c, base + pieces)", FLAGGED, MAPPED),
+    dropped(flagged.all_reduce, "shmem.store(counters + c, epoch)", DIFFER_FLAGGED, MAPPED),
+    dropped(flagged.all_reduce, "link.give_up(tx, rx, call, me)", IMPATIENT_FLAGGED, MAPPED),
+    Mutant(
+        "flagged: one slot", {flagged._message: [("place = k % call.SLOTS * call.SLOT", "place = 0")]}, FLAGGED, MAPPED
+    ),
+    Mutant(
+        "flagged: no generation", {flagged._message: [("generation % 65536 * 65536 +", "65536 +")]}, FLAGGED, MAPPED
+    ),
+    Mutant(
+        "flagged: others' words as the own",
+        {flagged.give: [("(message.me + turn) % message.world), words", "(message.me + 1) % message.world), words")]},
+        FLAGGED,
+        MAPPED,
+    ),
+    # In the switch.
+    dropped(
+        multimem._share,
+        "link.publish(_to(call, net, rank, WIRE), call, k, n * (WIRE.primitive_bitwidth // 8))",
+        MULTIMEM,
+        MAPPED,
+    ),
+    dropped(
+        multimem._reduce,
+        "link.await_data(_from(call, net, (net.me + turn) % work.world, WIRE), call, k)",
+        MULTIMEM,
+        MAPPED,
+        instead="1",
+    ),
+    dropped(
+        multimem._reduce,
+        "link.answer(_from(call, net, (net.me + turn) % work.world, WIRE), call, k, nbytes)",
+        MULTIMEM,
+        MAPPED,
+    ),
+    dropped(
+        multimem._collect,
+        "link.acquire(_to(call, net, rank, WIRE), call, k + call.SLOTS)",
+        MULTIMEM,
+        MAPPED,
+        instead="1",
+    ),
+    dropped(multimem.all_reduce, "shmem.store(counters + channels + c, base + pieces)", MULTIMEM, MAPPED),
+    dropped(multimem.all_reduce, "shmem.store(counters + c, epoch)", DIFFER_MULTIMEM, MAPPED),
+    dropped(
+        multimem.all_reduce,
+        "link.give_up(_to(call, net, rank, WIRE), _from(call, net, rank, WIRE), call, me)",
+        IMPATIENT_MULTIMEM,
+        MAPPED,
+    ),
+    Mutant(
+        "multimem: the answer is a message early", {multimem._collect: [("k + call.SLOTS)", "k)")]}, MULTIMEM, MAPPED
+    ),
+]
+
 
 def mutated(kernel, changes):
     """The device function with another text, as a Python function."""
@@ -322,8 +691,11 @@ def mutated(kernel, changes):
     return made.popitem()[1]
 
 
-@pytest.mark.parametrize("kind", LINKS)
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
+@pytest.mark.parametrize(
+    "scenario, kind",
+    [(s, k) for s in (*SCENARIOS, *OTHERS, *DIFFER, *IMPATIENT, unlike, nothing) for k in kinds_of(s)],
+    ids=lambda v: getattr(v, "__name__", v),
+)
 def test_the_real_code_passes(scenario, kind):
     scenario(kind)
 
