@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .bench.cli import app as bench
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,6 +24,9 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+
+
+app.add_typer(bench)
 
 
 def _version(asked: bool) -> None:
