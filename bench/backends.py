@@ -114,7 +114,14 @@ def open_torch(name: str, rank: int, timeout: float) -> Torch:
     return Torch(name, device, dist.new_group(backend=name, timeout=within))
 
 
-def timed(call: Call, count: int, device: torch.device, cpu_time: bool, between: Call | None, graph: int) -> float:
+def timed(
+    call: Callable[[], object],
+    count: int,
+    device: torch.device,
+    cpu_time: bool = False,
+    between: Callable[[], object] | None = None,
+    graph: int = 0,
+) -> float:
     """Seconds a call, of ``count`` calls.
 
     Args:

@@ -6,19 +6,21 @@ import contextlib
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
+from rich.console import Console
 
 from tricoll import dispatch
 from tricoll.tensors import as_dtype
 
 from . import backends, collective
 from .measure import Case
-from .ranks import Launched, Local, launched
-from .results import TYPES
+from .ranks import Launched, Local, Ranks, launched
+from .results import TYPES, Report
 from .run import Plan, run
 
 app = typer.Typer(
@@ -41,6 +43,11 @@ app = typer.Typer(
 )
 SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 LOCAL = 4  # ranks on a machine without GPUs
+
+
+Ngpus = Annotated[int, typer.Option("-g", "--ngpus", min=0, help="Local ranks to start. 0: one a GPU, or 4 without.")]
+Timeout = Annotated[float, typer.Option("-T", "--timeout", min=1, help="Seconds that a rank waits for others.")]
+Json = Annotated[Path | None, typer.Option("-J", "--output_file", help="Write everything to this JSON file.")]
 
 
 def size(text: str) -> int:
@@ -92,7 +99,7 @@ def _backends(names: str, algos: str, of: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _ranks(ngpus: int) -> Local | Launched:
+def local_or_launched(ngpus: int) -> Ranks:
     if already := launched():
         if ngpus not in (0, already):
             raise typer.BadParameter(f"{already} ranks have been started already: leave -g out", param_hint="-g")
@@ -108,9 +115,7 @@ def bench(
         str, typer.Option("-i", "--stepbytes", help="Add this from size to size, instead of -f.")
     ] = "0",
     stepfactor: Annotated[float, typer.Option("-f", "--stepfactor", help="Multiply by this from size to size.")] = 4.0,
-    ngpus: Annotated[
-        int, typer.Option("-g", "--ngpus", min=0, help="Local ranks to start. 0: one a GPU, or 4 without.")
-    ] = 0,
+    ngpus: Ngpus = 0,
     iters: Annotated[int, typer.Option("-n", "--iters", min=1, help="Calls that are timed, a size.")] = 20,
     samples: Annotated[
         int, typer.Option(min=1, help="Parts that these are timed in, from a barrier each; 1 is what nccl-tests does.")
@@ -145,12 +150,8 @@ def bench(
     cpu_time: Annotated[
         int, typer.Option("-C", "--report_cputime", min=0, max=1, help="1: do not wait for the GPU.")
     ] = 0,
-    timeout: Annotated[
-        float, typer.Option("-T", "--timeout", min=1, help="Seconds that a rank waits for others.")
-    ] = 60,
-    json: Annotated[
-        Path | None, typer.Option("-J", "--output_file", help="Write everything to this JSON file.")
-    ] = None,
+    timeout: Timeout = 60,
+    json: Json = None,
     csv: Annotated[Path | None, typer.Option(help="Write the rows to this CSV file.")] = None,
     plain: Annotated[bool, typer.Option(help="Only nccl-tests' own columns.")] = False,
     names: Annotated[
@@ -178,7 +179,7 @@ def bench(
     dtypes, ops = _dtypes(datatype), _one_of(op, collective.OPS, "-o") if of.reduces else ["none"]
     if ops == ["avg"] and not any(dtype.is_floating_point for dtype in dtypes):
         raise typer.BadParameter("integers have no average", param_hint="-o")
-    ranks = _ranks(ngpus)
+    ranks = local_or_launched(ngpus)
     case = Case(
         of.name, 0, torch.float32, "", -1, measured, on_wire, iters, min(samples, iters), agg, warmup, check, accuracy,
         bool(blocking), graph, bool(cpu_time), timeout,
@@ -200,6 +201,68 @@ def bench(
             report.write_csv(csv)
     if report.wrong or report.failed or not report.results:
         raise typer.Exit(1)
+
+
+@app.command()
+def gradients(
+    megabytes: Annotated[
+        str, typer.Option("--sizes", help="Bucket sizes in MB (1e6 bytes) of FP32, with commas between.")
+    ] = "1,4,16,25,64,100",
+    ngpus: Ngpus = 0,
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Samples a size, taken in turn.")] = 10,
+    warmup: Annotated[int, typer.Option("-w", "--warmup", min=1, help="Calls before that.")] = 3,
+    peers: Annotated[str, typer.Option("--backends", help="PyTorch's backends to compare with.")] = "gloo,nccl",
+    timeout: Timeout = 60,
+    json: Json = None,
+) -> None:
+    """Time DDP's job: FP32 gradients in, their FP32 average out.
+
+    Compares tricoll's fused all-reduce, with BF16 and with FP32 on the wire, with what DDP does without a hook and with
+    what PyTorch's BF16 hook does (cast, divide, all-reduce, copy back), with the bytes that each sends and moves in
+    memory, and its error.
+
+    \b
+    Examples:
+      tricoll bench gradients -g 4
+      tricoll bench gradients --sizes 25 -n 30 -J gradients.json
+    """
+    from . import gradients as job
+
+    chosen = _numbers(megabytes, "--sizes")
+    others = [name for name in _one_of(peers, backends.NAMES, "--backends") if name != "tricoll"]
+    finish(lambda ranks: job.run(ranks, others, chosen, samples, warmup, timeout, _command()), job.tables, ngpus, json)
+
+
+def finish(
+    work: Callable[[Ranks], Report], show: Callable[[Report], Iterable[Any]], ngpus: int, json: Path | None
+) -> None:
+    """Run on the ranks, show and write what came out; exits with 1 where that has failed."""
+    ranks = local_or_launched(ngpus)
+    try:
+        report = work(ranks)
+    except (RuntimeError, ValueError, TypeError) as error:
+        _fail(str(error), 1)
+    finally:
+        ranks.close()
+    if ranks.prints:
+        console = Console(highlight=False)
+        console.width = max(console.width, 100)
+        for part in show(report):
+            console.print(part)
+        if json:
+            report.write_json(json)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+def _numbers(text: str, hint: str) -> list[float]:
+    try:
+        found = [float(each) for each in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) <= 0:
+        raise typer.BadParameter(f"{text!r} is not one or more positive numbers, with commas between", param_hint=hint)
+    return found
 
 
 def _roots(text: str, n: int) -> list[int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import tricoll
 from tricoll.pool import Pool
@@ -54,6 +57,15 @@ class Launched:
     def close(self) -> None:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+Ranks = Local | Launched
+
+
+def progress(shown: bool) -> Progress:
+    """A progress bar on standard error, where that is a screen."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not (shown and sys.stderr.isatty()))
 
 
 def launched() -> int:

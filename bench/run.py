@@ -17,10 +17,9 @@ from tricoll.communicator import Communicator
 from . import noise, table
 from .collective import named
 from .measure import Case, measure
-from .ranks import Launched, Local
+from .ranks import Ranks
 from .results import Report, Row, row
 
-Ranks = Local | Launched
 Say = Callable[[str], None]
 
 
