@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import re
 import shlex
@@ -13,11 +14,13 @@ from typing import Annotated, Any, NoReturn
 import torch
 import typer
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from tricoll import dispatch
 from tricoll.tensors import as_dtype
 
-from . import backends, collective
+from . import backends, collective, results
 from .measure import Case
 from .ranks import Launched, Local, Ranks, launched
 from .results import TYPES, Report
@@ -231,6 +234,77 @@ def gradients(
     chosen = _numbers(megabytes, "--sizes")
     others = [name for name in _one_of(peers, backends.NAMES, "--backends") if name != "tricoll"]
     finish(lambda ranks: job.run(ranks, others, chosen, samples, warmup, timeout, _command()), job.tables, ngpus, json)
+
+
+@app.command("compare")
+def compare_command(
+    old: Annotated[Path, typer.Argument(help="A result that tricoll bench -J has written.")],
+    new: Annotated[Path, typer.Argument(help="Another one of the same benchmark.")],
+    more_old: Annotated[list[Path], typer.Option("--old", help="A further run of it; may be repeated.")] = [],  # noqa: B006
+    more_new: Annotated[list[Path], typer.Option("--new", help="A further run of it; may be repeated.")] = [],  # noqa: B006
+    threshold: Annotated[float, typer.Option(min=0, help="A change of less than this part is none.")] = 0.05,
+    relative_to: Annotated[
+        str, typer.Option(help="A backend that is in both, such as gloo: compare the times relative to its.")
+    ] = "",
+) -> None:
+    """Compare two results: what became faster or slower, and what cannot be told from noise.
+
+    Intervals are 95 % bootstrap intervals of the ratio of medians. With one run of each they know the noise within
+    the runs only: give several of each (--old, --new), or measure a peer in all of them (--relative-to), for machines
+    that others use, too. Exits with 1 if something is slower or wrong.
+
+    \b
+    Examples:
+      tricoll bench compare before.json after.json --relative-to gloo
+      tricoll bench compare a1.json b1.json --old a2.json --new b2.json --old a3.json --new b3.json
+    """
+    from . import compare
+
+    try:
+        runs = [[results.read_json(path) for path in each] for each in ([old, *more_old], [new, *more_new])]
+        changes = list(compare.compare(runs[0], runs[1], threshold, relative_to))
+    except ValueError as error:
+        _fail(str(error), 2)
+    if not changes:
+        _fail("the two results have no row in common", 2)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("", "old (us)", "new (us)", "new / old [95 %]", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    styles = {"faster": "green", "slower": "red", "wrong": "bold red", "unclear": "yellow"}
+    for c in changes:
+        before, after = (f"{t:.1f}" for t in c.times)
+        table.add_row(c.what, before, after, str(c.ratio), Text(c.verdict, styles.get(c.verdict, "")))
+    console = Console(highlight=False)
+    console.width = max(console.width, 120)
+    for text in compare.differences(runs[0][0], runs[1][0]):
+        console.print(f"measured differently, {text}")
+    counts = collections.Counter(c.verdict for c in changes)
+    console.print(table, "", ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common()))
+    if counts["slower"] or counts["wrong"]:
+        raise typer.Exit(1)
+
+
+@app.command("report")
+def report_command(
+    files: Annotated[list[Path], typer.Argument(help="Results that tricoll bench -J has written, of any kind.")],
+    html: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
+    png: Annotated[Path | None, typer.Option(help="A folder for the pictures, too.")] = None,
+) -> None:
+    """Write one HTML page with tables, pictures and the machine's description, with nothing outside it.
+
+    \b
+    Example:
+      tricoll bench all_reduce --backends tricoll,gloo -J all_reduce.json
+      tricoll bench gradients -J gradients.json
+      tricoll bench report all_reduce.json gradients.json -o report.html --png pictures
+    """
+    from . import report
+
+    try:
+        for path in report.write([results.read_json(file) for file in files], html, png):
+            typer.echo(path)
+    except (ImportError, ValueError) as error:
+        _fail(str(error), 2)
 
 
 def finish(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -43,10 +44,20 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Interval:
     return median([x / y for x, y in zip(a, b, strict=True)])
 
 
-def unpaired_ratio(a: Sequence[float], b: Sequence[float], resamples: int = 2000) -> Interval:
-    """How long a takes relative to b, of runs that have nothing to do with each other: bootstrap of both medians."""
+def unpaired_ratio(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], resamples: int = 1000) -> Interval:
+    """How long a takes relative to b, each the samples of one or more runs that have nothing to do with one another.
+
+    A bootstrap of both medians, of runs and of the samples in them: with several runs of each, what differs from run
+    to run is in the interval; with one, it cannot be.
+    """
     random = numpy.random.default_rng(0)  # the same data always give the same verdict
-    medians = [numpy.median(random.choice(numpy.asarray(x, dtype=float), (resamples, len(x))), axis=1) for x in (a, b)]
+    medians = [_medians([numpy.asarray(run, dtype=float) for run in runs], resamples, random) for runs in (a, b)]
     tail = (1 - CONFIDENCE) / 2
     low, high = numpy.quantile(medians[0] / medians[1], (tail, 1 - tail))
-    return Interval(float(numpy.median(a) / numpy.median(b)), float(low), float(high))
+    ratio = numpy.median(numpy.concatenate(list(a))) / numpy.median(numpy.concatenate(list(b)))
+    return Interval(float(ratio), float(low), float(high))
+
+
+def _medians(runs: list[Any], resamples: int, random: Any) -> Any:
+    drawn = random.integers(len(runs), size=(resamples, len(runs)))
+    return numpy.array([numpy.median([random.choice(runs[r], len(runs[r])) for r in each]) for each in drawn])
