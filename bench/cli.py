@@ -167,6 +167,7 @@ def bench(
         str | None, typer.Option(help="The dtype that tricoll sends, such as bf16; its own if not given.")
     ] = None,
     fabric: Annotated[str, typer.Option(help="tricoll's fabric: auto or host.")] = "auto",
+    call_check: Annotated[bool, typer.Option(help="Let tricoll compare the ranks' calls first, as it does.")] = True,
 ) -> None:
     of = collective.named(str(context.command.name))
     chosen = sizes(size(minbytes), size(maxbytes), size(stepbytes), stepfactor)
@@ -189,7 +190,7 @@ def bench(
     )  # fmt: skip
     step = f"{size(stepbytes)}(bytes)" if size(stepbytes) else f"{stepfactor:g}(factor)"
     plan = Plan(case, chosen, dtypes, ops, _roots(root, ranks.size) if of.rooted else [-1], average, plain, step,
-                {"fabric": fabric})  # fmt: skip
+                {"fabric": fabric, "check": call_check})  # fmt: skip
     say = (lambda text: print(text, flush=True)) if ranks.prints else (lambda text: None)
     try:
         report = run(plan, ranks, say, _command())
@@ -234,6 +235,35 @@ def gradients(
     chosen = _numbers(megabytes, "--sizes")
     others = [name for name in _one_of(peers, backends.NAMES, "--backends") if name != "tricoll"]
     finish(lambda ranks: job.run(ranks, others, chosen, samples, warmup, timeout, _command()), job.tables, ngpus, json)
+
+
+@app.command()
+def overlap(
+    buckets: Annotated[str, typer.Option(help="DDP's bucket_cap_mb, several with commas between.")] = "0.5,1,2,5,25",
+    layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 16,
+    width: Annotated[int, typer.Option(min=1, help="Of a layer: width x width FP32 parameters.")] = 512,
+    batch: Annotated[int, typer.Option(min=1, help="Rows a rank.")] = 64,
+    ngpus: Ngpus = 0,
+    samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Backward passes a bucket size.")] = 10,
+    peers: Annotated[str, typer.Option("--backends", help="PyTorch's backends to compare with.")] = "gloo,nccl",
+    timeout: Timeout = 60,
+    json: Json = None,
+) -> None:
+    """Measure how much of DDP's communication the backward pass hides, at several bucket sizes.
+
+    Small buckets are ready early but pay for a call more often; large ones are ready late. Beside what was measured
+    stands what the times of the calls alone predict.
+
+    \b
+    Example:
+      tricoll bench overlap -g 2 --buckets 1,5,25
+    """
+    from . import overlap as job
+
+    chosen = _numbers(buckets, "--buckets")
+    others = [name for name in _one_of(peers, backends.NAMES, "--backends") if name != "tricoll"]
+    what = job.Job(layers, width, batch, samples, timeout)
+    finish(lambda ranks: job.run(ranks, others, chosen, what, _command()), job.tables, ngpus, json)
 
 
 @app.command("compare")

@@ -147,6 +147,7 @@ def _config(plan: Plan, n: int) -> dict[str, Any]:
         "graph": case.graph,
         "blocking_collectives": case.blocking,
         "average": plan.average,
+        "init": plan.options,
         "wire": str(case.wire).removeprefix("torch.") if case.wire else None,
         "backends": [":".join(b).strip(":") for b in case.backends],
     }

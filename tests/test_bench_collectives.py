@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tricoll.bench import collective, run
+from tricoll.bench import collective, ranks, run
 from tricoll.bench.cli import app
 from tricoll.bench.measure import Case
 from tricoll.bench.run import Plan
@@ -231,6 +232,21 @@ def test_a_wrong_result_is_exit_code_1(invoke, monkeypatch):
     result = invoke("all_reduce", "-b", 64, "-e", 64, "-g", 2, "-n", 1, "-w", 1)
     assert result.exit_code == 1
     assert "# Out of bounds values : 2 FAILED" in result.stdout
+
+
+@pytest.mark.parametrize("names", ranks.MPI)
+def test_mpirun_says_who_is_who(monkeypatch, names):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    assert ranks.launched() == 0
+    for name, value in zip(names, ("2", "5"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert ranks.launched() == 5
+    assert (os.environ["RANK"], os.environ["MASTER_ADDR"]) == ("2", "127.0.0.1")
+    result = CliRunner().invoke(app, ["all_reduce", "-g", "4"])
+    assert result.exit_code == 2
+    assert "5 ranks have been started already" in result.output
 
 
 def test_under_torchrun():
