@@ -33,7 +33,7 @@ app = typer.Typer(
     Starts local ranks itself (-g), or runs under torchrun or mpirun. Exits with 1 if a result was wrong or tricoll
     could not be measured, with 2 if a flag is.
 
-    \\b
+    \b
     Examples:
       tricoll bench all_reduce -b 1K -e 16M -f 4 -g 4
       tricoll bench all_reduce --backends tricoll,gloo --wire bf16
@@ -205,6 +205,19 @@ def bench(
             report.write_csv(csv)
     if report.wrong or report.failed or not report.results:
         raise typer.Exit(1)
+
+
+HELP = """Time {name} and check its results. {counts}
+
+\b
+Examples:
+  tricoll bench {name} -b 1K -e 16M -f 4 -g 4
+  tricoll bench {name} --backends tricoll,gloo --samples 20 -n 40 -J {name}.json
+  torchrun --nproc-per-node 4 -m tricoll.bench.{name} -e 1M --plain
+"""
+for _name in collective.NAMES:
+    _help = HELP.format(name=_name, counts=collective.named(_name).__class__.__doc__)
+    app.command(_name, help=_help, short_help=f"Time {_name}.")(bench)
 
 
 @app.command()
@@ -384,11 +397,6 @@ def _command() -> str:
 def _fail(text: str, code: int) -> NoReturn:
     typer.echo(f"tricoll: {text}", err=True)
     raise typer.Exit(code)
-
-
-for _name in collective.NAMES:
-    _first, *_ = (collective.named(_name).__class__.__doc__ or "", "")
-    app.command(_name, help=f"Time {_name}. {_first}")(bench)
 
 
 def main(name: str) -> None:

@@ -190,6 +190,13 @@ def test_the_command(invoke, tmp_path):
     assert len((tmp_path / "r.csv").read_text().splitlines()) == 4
 
 
+def test_help_teaches(invoke):
+    text = invoke("-h").output
+    assert "  tricoll bench all_reduce -b 1K -e 16M -f 4 -g 4\n" in text
+    assert text.index("all_reduce") < text.index("gradients")
+    assert "torchrun --nproc-per-node 4 -m tricoll.bench.scatter -e 1M --plain\n" in invoke("scatter", "--help").output
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

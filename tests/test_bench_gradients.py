@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from typer.testing import CliRunner
 
-from tricoll.bench import gradients
+from tricoll.bench import gradients, noise
 from tricoll.bench.cli import app
 
 
@@ -77,3 +77,17 @@ def test_the_command(tmp_path):
         assert "Not measured: nccl, FP32: this build of PyTorch has no NCCL" in result.stdout
     wrong = CliRunner().invoke(app, ["gradients", "--sizes", "1,no"])
     assert wrong.exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("mebibytes", "limit"), [(64, 0.6), (16, 1.0), (1, 2.5)])
+def test_it_is_worth_having(pool, mebibytes, limit):
+    """The time relative to FP32 gradients with Gloo, sample by sample in one run; fails if it is surely above."""
+    ranks = pool(4).run(gradients.measure, mebibytes << 18, ["gloo"], 8, 1, 60.0)
+    slowest = {
+        label: [max(of_ranks) for of_ranks in zip(*(seen[i].seconds for seen in ranks), strict=True)]
+        for i, label in enumerate(seen.label for seen in ranks[0])
+    }
+    ratio = noise.paired_ratio(slowest["tricoll, BF16 wire"], slowest["gloo, FP32"])
+    assert ratio.low <= limit, f"{ratio} of Gloo's time"

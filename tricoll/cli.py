@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import importlib.metadata
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -142,7 +143,8 @@ def verify(
         if load:
             importlib.import_module(load)
         verifier.check_available(backend, ranks)
-        with Progress(*columns, console=errors, transient=True) as progress:
+        with tempfile.TemporaryDirectory() as folder, Progress(*columns, console=errors, transient=True) as progress:
+            os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", folder)  # not in whatever folder this is called
             task = progress.add_task("starting ranks", total=len(probes), completed=-1)
             found = verifier.run(session, only, lambda name: progress.update(task, advance=1, description=name))
     except (ImportError, verifier.Unavailable) as error:
