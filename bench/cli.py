@@ -181,19 +181,19 @@ def bench(
     if plain and len(measured) > 1:
         raise typer.BadParameter("plain rows do not say which backend they are of: choose one", param_hint="--plain")
     dtypes, ops = _dtypes(datatype), _one_of(op, collective.OPS, "-o") if of.reduces else ["none"]
-    if ops == ["avg"] and not any(dtype.is_floating_point for dtype in dtypes):
-        raise typer.BadParameter("integers have no average", param_hint="-o")
-    ranks = local_or_launched(ngpus)
+    if set(ops) <= {"avg", "mulsum"} and not any(dtype.is_floating_point for dtype in dtypes):
+        raise typer.BadParameter("integers have no average, and no multiplied sum", param_hint="-o")
     case = Case(
         of.name, 0, torch.float32, "", -1, measured, on_wire, iters, min(samples, iters), agg, warmup, check, accuracy,
         bool(blocking), graph, bool(cpu_time), timeout,
     )  # fmt: skip
     step = f"{size(stepbytes)}(bytes)" if size(stepbytes) else f"{stepfactor:g}(factor)"
-    plan = Plan(case, chosen, dtypes, ops, _roots(root, ranks.size) if of.rooted else [-1], average, plain, step,
-                {"fabric": fabric, "check": call_check})  # fmt: skip
+    ranks = local_or_launched(ngpus)
     say = (lambda text: print(text, flush=True)) if ranks.prints else (lambda text: None)
     try:
-        report = run(plan, ranks, say, _command())
+        roots = _roots(root, ranks.size) if of.rooted else [-1]
+        options = {"fabric": fabric, "check": call_check}
+        report = run(Plan(case, chosen, dtypes, ops, roots, average, plain, step, options), ranks, say, _command())
     except (RuntimeError, ValueError, TypeError) as error:
         _fail(str(error), 1)
     finally:

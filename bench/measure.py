@@ -69,6 +69,8 @@ class Seen:
 def measure(comm: Communicator, case: Case) -> list[Seen]:
     """Measure one row on this rank, all backends in turn. Collective."""
     collective = named(case.collective)
+    # For barriers, whatever is measured. A rank whose backend gives up comes here by then.
+    control = open_torch("gloo", comm.rank, 2 * case.timeout).group
     opened = [_open(comm, name, algo, case) for name, algo in case.backends]
     seen = [Seen(label if isinstance(b, Unavailable) else b.label) for (label, _), b in zip(case.backends, opened)]
     tried = []
@@ -81,9 +83,8 @@ def measure(comm: Communicator, case: Case) -> list[Seen]:
             tried[-1][0].prepare(found)
         except Exception as error:  # whatever a backend says of a call that it does not have
             found.failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    _agree(control, seen)
     able = [(run, found) for run, found in tried if not found.failure]
-    if not dist.is_initialized():
-        dist.init_process_group("gloo")
     for sample in range(case.samples):
         count = case.agg * (case.iters // case.samples + (sample < case.iters % case.samples))
         turn = sample % max(1, len(able))
@@ -94,6 +95,15 @@ def measure(comm: Communicator, case: Case) -> list[Seen]:
                 between = dist.barrier if case.blocking else None
                 side.seconds.append(timed(where.call, count, run.device, case.cpu_time, between, case.graph))
     return seen
+
+
+def _agree(control: Any, seen: list[Seen]) -> None:
+    """What one rank cannot measure, none does."""
+    ranks: list[list[str]] = [[]] * dist.get_world_size(control)
+    dist.all_gather_object(ranks, [found.failure for found in seen], control)
+    for found, failures in zip(seen, zip(*ranks, strict=True), strict=True):
+        told = next((f"rank {rank}: {failure}" for rank, failure in enumerate(failures) if failure), "")
+        found.failure = found.failure or told
 
 
 def _open(comm: Communicator, name: str, algo: str, case: Case) -> Backend | Unavailable:

@@ -41,8 +41,8 @@ class Plan:
         """In the order of nccl-tests: all sizes of a dtype, op and root."""
         for dtype in self.dtypes:
             for op in self.ops:
-                if op == "avg" and not dtype.is_floating_point:
-                    continue  # integers have none
+                if op in ("avg", "mulsum") and not dtype.is_floating_point:
+                    continue  # tricoll's integers have none
                 for root in self.roots:
                     for size in self.sizes:
                         yield replace(self.case, dtype=dtype, op=op, root=root, elements=size // dtype.itemsize)
@@ -81,12 +81,12 @@ def rows(case: Case, ranks: Ranks, plan: Plan, report: Report, say: Say) -> Iter
     counts = named(case.collective).counts(case.elements, ranks.size)
     tricolls = 0
     for of_backend in zip(*seen, strict=True):
-        failures = [f"rank {r}: {found.failure}" for r, found in enumerate(of_backend) if found.failure]
-        if not failures:
+        first = next((found.failure for found in of_backend if found.failure), "")
+        if not first:
             tricolls += of_backend[0].label.startswith("tricoll")
             yield row(case, counts, of_backend, plan.average)
             continue
-        what = f"{of_backend[0].label}: not measured; {failures[0]}"
+        what = f"{of_backend[0].label}: not measured; {first}"
         if what not in report.unavailable:
             report.unavailable.append(what)
             say(f"# {what}")
