@@ -1,0 +1,264 @@
+"""The benchmark's figures and its table: hand-computed values, and what people read nccl-tests' output with."""
+
+import csv
+import itertools
+import json
+import math
+import re
+import statistics
+
+import pytest
+import torch
+import typer
+
+from tricoll.bench import cli, collective, data, noise, results, table
+from tricoll.bench.measure import Case, Seen, Side
+
+HEADER = """\
+#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)"""
+
+
+def seen(seconds, wrong=0, **more):
+    return Seen("tricoll", sides=(Side(list(seconds), wrong), Side(list(seconds), 0)), **more)
+
+
+def row(name, n, elements, seconds, dtype=torch.float32, check=1, average=1, **more):
+    """A row of ``n`` ranks that all took as long."""
+    case = Case(name, elements, dtype, "sum", -1, check=check)
+    ranks = [seen([seconds] * 3, **more) for _ in range(n)]
+    return results.row(case, collective.named(name).counts(elements, n), ranks, average)
+
+
+@pytest.mark.parametrize(
+    ("n", "name", "busbw"),
+    [
+        (4, "all_reduce", 1.572864),
+        (4, "all_gather", 0.786432),
+        (4, "reduce_scatter", 0.786432),
+        (4, "all_to_all", 0.786432),
+        (4, "gather", 0.786432),
+        (4, "scatter", 0.786432),
+        (4, "broadcast", 1.048576),
+        (4, "reduce", 1.048576),
+        (4, "sendrecv", 1.048576),
+        (8, "all_reduce", 1.835008),
+        (8, "all_gather", 0.917504),
+        (8, "reduce_scatter", 0.917504),
+        (8, "broadcast", 1.048576),
+        (1, "all_reduce", 0.0),
+        (1, "all_gather", 0.0),
+        (1, "broadcast", 1.048576),
+    ],
+)
+def test_bandwidths_of_one_mebibyte_in_a_millisecond(n, name, busbw):
+    found = row(name, n, 1048576 // 4, 1e-3)
+    assert found.size == 1048576
+    for side in (found.out_of_place, found.in_place):
+        assert math.isclose(side.time, 1000)
+        assert math.isclose(side.alg_bw, 1.048576)
+        assert math.isclose(side.bus_bw, busbw, abs_tol=1e-12)
+
+
+def test_no_time_and_no_bytes_are_no_bandwidth():
+    assert results.bandwidths("all_reduce", 1024, 0.0, 4) == (0.0, 0.0)
+    assert results.bandwidths("all_reduce", 0, 1e-3, 4) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "elements", "n", "count", "size"),
+    [
+        ("all_reduce", 10, 4, 10, 40),  # not cut
+        ("reduce_scatter", 10, 4, 2, 32),  # size is what is really moved, count a rank's
+        ("all_gather", 10, 4, 2, 32),
+        ("all_to_all", 10, 4, 2, 32),
+        ("gather", 10, 4, 2, 32),
+        ("scatter", 10, 4, 2, 32),
+        ("all_gather", 3, 4, 0, 0),  # fewer elements than ranks
+        ("broadcast", 10, 4, 10, 40),
+    ],
+)
+def test_size_is_of_the_whole_buffer_and_count_of_a_rank(name, elements, n, count, size):
+    found = row(name, n, elements, 1e-3)
+    assert (found.count, found.size) == (count, size)
+
+
+def test_the_header_is_that_of_nccl_tests():
+    lines = table.header(plain=True).splitlines()
+    assert "\n".join(line.rstrip() for line in lines[1:]) == HEADER
+    assert re.fullmatch(r"# +out-of-place +in-place +", lines[0])
+    assert [line.rstrip() for line in table.header(plain=False).splitlines()][1].startswith(HEADER.splitlines()[0])
+    assert "cputime   algbw" in table.header(plain=True, cpu_time=True)
+
+
+def test_a_row_is_that_of_nccl_tests():
+    timing = "  1000.00    1.05    1.57       0"
+    plain = "     1048576        262144     float     sum      -1" + timing + timing
+    found = row("all_reduce", 4, 262144, 1e-3, ulps=1.5, error=4.0, scale=1e6)
+    assert table.line(found, plain=True) == plain
+    assert table.line(found, plain=False) == plain + "  1000.00  1000.00       1.5  2.00e-03  tricoll"
+    unchecked = table.line(row("all_reduce", 4, 262144, 1e-3, check=0), plain=True)
+    assert unchecked == plain.replace("      0", "    N/A")
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "text"),
+    [
+        (0.004, 6, "  0.00"),
+        (999.994, 6, "999.99"),
+        (1234.56, 6, "1234.6"),
+        (1234.56, 7, "1234.56"),
+        (12345.67, 7, "12345.7"),
+        (123456.7, 7, " 123457"),
+        (12345678.9, 7, "1.2e+07"),
+    ],
+)
+def test_numbers_fit_their_columns(value, width, text):
+    assert table.number(value, width) == text
+
+
+READERS = [  # the ways in which scripts take rows apart
+    r"^\s*(\d+)\s+(\d+)\s+(\w+)\s+(\w+)\s+(-?\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\S+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s+(\S+)",
+    r"\s+(\d+)\s+\d+\s+float\s+sum\s+-1\s+(\d+\.?\d*)\s+(\d+\.\d+)\s+(\d+\.\d+)\s+(?:0|N/A)\s",
+    r"^ +[0-9]+ +[0-9]+ +[a-z0-9]+ +[a-z]+ +-?[0-9]+( +[0-9.]+){3} +[0-9]+( +[0-9.]+){3} +[0-9]+",
+]
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_reads_nccl_tests_reads_this(plain):
+    for seconds, elements in ((1.5e-6, 2), (0.0123, 1 << 22), (1.2, 1 << 30)):
+        line = table.line(row("all_reduce", 8, elements, seconds), plain)
+        for pattern in READERS:
+            assert re.match(pattern, line), (pattern, line)
+        fields = line.split()  # awk '{print $8, $12}'
+        assert fields[0] == str(elements * 4)
+        assert (fields[8], fields[12]) == ("0", "0")
+        algbw = elements * 4 / seconds / 1e9
+        assert math.isclose(float(fields[6]), algbw, abs_tol=0.05)
+        assert math.isclose(float(fields[7]), algbw * 1.75, abs_tol=0.05)
+
+
+def test_the_footer_is_that_of_nccl_tests():
+    good = list(table.footer(0, 1.25, [("gloo", 1.0)]))
+    assert good[0] == "# Out of bounds values : 0 OK"
+    assert float(re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", "\n".join(good))[1]) == 1.25
+    assert len(re.findall(r"# Avg bus bandwidth\s*:", "\n".join(good))) == 1
+    assert next(table.footer(3, 1.25)) == "# Out of bounds values : 3 FAILED"
+
+
+def test_a_slow_rank_is_in_the_last_columns_and_in_a():
+    case = Case("all_reduce", 256, torch.float32, "sum", -1)
+    ranks = [seen([1e-3, 1e-3, 1e-3]), seen([3e-3, 3e-3, 3e-3]), seen([2e-3, 2e-3, 2e-3])]
+    for average, microseconds in enumerate((1000, 2000, 1000, 3000)):
+        found = results.row(case, (256, 256, 256), ranks, average)
+        assert math.isclose(found.out_of_place.time, microseconds)
+        assert (round(found.out_of_place.min), round(found.out_of_place.max)) == (1000, 3000)
+        assert table.line(found, plain=False).split()[13:15] == ["1000.00", "3000.00"]
+
+
+def test_wrong_elements_of_all_ranks_are_added():
+    case = Case("all_reduce", 256, torch.float32, "sum", -1)
+    found = results.row(case, (256, 256, 256), [seen([1e-3], 1), seen([1e-3], 2)], 1)
+    assert found.out_of_place.nwrong == 3
+    assert table.line(found, plain=True).split()[8] == "3"
+
+
+def test_files(tmp_path):
+    report = results.Report("all_reduce", "tricoll bench all_reduce", {"ranks": 4})
+    report.add(row("all_reduce", 4, 256, 1e-3, sent=1536))
+    report.write_json(tmp_path / "new" / "r.json")
+    read = results.read_json(tmp_path / "new" / "r.json")
+    assert read["results"][0]["out_of_place"]["alg_bw"] == pytest.approx(1024 / 1e-3 / 1e9)
+    assert read["results"][0]["sent"] == 1536
+    assert read["out_of_bounds"] == {"count": 0, "okay": True}
+    assert read["average_bus_bandwidth"]["bandwidth"] == pytest.approx(1.536e-3)
+    assert read["machine"]["torch"] == torch.__version__.partition("+")[0] or "+" in read["machine"]["torch"]
+    report.write_csv(tmp_path / "r.csv")
+    (line,) = csv.DictReader((tmp_path / "r.csv").open())
+    assert line["size"] == "1024"
+    assert float(line["in_place_time"]) == pytest.approx(1000)
+    (tmp_path / "other.json").write_text(json.dumps({"results": []}))
+    with pytest.raises(ValueError, match="was not written by tricoll bench"):
+        results.read_json(tmp_path / "other.json")
+
+
+# Data whose result every algorithm must get exactly.
+
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8, torch.uint8)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 16])
+@pytest.mark.parametrize(
+    ("op", "dtype"), [(o, d) for o in collective.OPS for d in DTYPES if o != "avg" or d.is_floating_point]
+)
+def test_data_are_exact_in_any_order(n, op, dtype):
+    part = data.exact(dtype, dtype, op, n, seed=3)
+    shares = [part(r, 5, 3005) for r in range(n)]
+    exact = collective.fold([lambda x=x: x for x in shares], op)
+    assert torch.equal(exact, exact.to(dtype).to(exact.dtype))
+    for order in (shares, shares[::-1], shares[n // 2 :] + shares[: n // 2]):
+        total = None
+        for x in order:  # every partial result rounded to the dtype, as a ring with a narrow wire does
+            x = (x.double() * (collective.SCALE if op == "mulsum" else 1)).to(dtype).double()
+            combine = {"prod": torch.mul, "min": torch.minimum, "max": torch.maximum}.get(op, torch.add)
+            total = x if total is None else combine(total, x).to(dtype).double()
+        total = total / n if op == "avg" else total
+        assert torch.equal(total.to(dtype).double(), exact.double())
+    if 1 < n < 16 and op != "prod":
+        assert not any(torch.equal(a.double(), b.double()) for a, b in itertools.pairwise(shares))
+
+
+def test_parts_are_parts_of_one_tensor():
+    part = data.normal(torch.float32, positive=False, n=2, seed=0)
+    whole = part(1, 0, 3_000_000)
+    assert torch.equal(part(1, 1_048_570, 2_500_000), whole[1_048_570:2_500_000])
+    assert part(1, 7, 7).numel() == 0
+
+
+# Sizes.
+
+
+def test_sizes():
+    assert [cli.size(t) for t in ("8", "1K", "16M", "1G", "0.5k", "2MiB")] == [8, 1024, 1 << 24, 1 << 30, 512, 2 << 20]
+    assert cli.sizes(1024, 1 << 20, 0, 4) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
+    assert cli.sizes(100, 250, 50, 4) == [100, 150, 200, 250]
+    assert cli.sizes(1, 4, 0, 1.1) == [1, 2, 3, 4]
+    for wrong in ((2, 1, 0, 2), (1, 2, 0, 1), (0, 2, 0, 2)):
+        with pytest.raises(typer.BadParameter):
+            cli.sizes(*wrong)
+    with pytest.raises(typer.BadParameter, match="'1T' is not a size"):
+        cli.size("1T")
+
+
+# Noise.
+
+
+def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
+    generator = torch.Generator().manual_seed(0)
+    covered = 0
+    for _ in range(1000):
+        sample = torch.rand(11, generator=generator, dtype=torch.float64).exp().tolist()
+        interval = noise.median(sample)
+        assert interval.median == statistics.median(sample)
+        covered += interval.low <= math.exp(0.5) <= interval.high
+    assert 930 <= covered <= 1000  # 978.5 are expected: k = 2 of 11
+
+
+def test_too_few_samples_have_no_interval():
+    assert noise.median([1.0] * 5).low == -math.inf
+    assert "too few" in str(noise.median([1.0] * 5))
+    assert (noise.median([3, 1, 2, 6, 5, 4]).low, noise.median([3, 1, 2, 6, 5, 4]).high) == (1, 6)
+
+
+def test_ratios():
+    slow = [1.0, 2.0, 50.0, 1.5, 1.0, 1.0, 3.0, 1.0]  # what disturbs, disturbs both
+    assert noise.paired_ratio([2 * t for t in slow], slow) == noise.Interval(2.0, 2.0, 2.0)
+    same = noise.unpaired_ratio([[1.0, 1.1, 0.9, 1.0]], [[1.0, 0.95, 1.05, 1.0]])
+    assert same.low < 1 < same.high
+    assert noise.unpaired_ratio([[2.0, 2.1, 1.9] * 3], [[1.0, 1.1, 0.9] * 3]).low > 1.5
+    # Quiet runs that differ from one another: one of each does not show it, several do.
+    quiet = [[t, 1.01 * t, 0.99 * t] * 3 for t in (1.0, 1.6, 1.1, 0.8)]
+    assert noise.unpaired_ratio(quiet[1:2], quiet[:1]).low > 1.5
+    between = noise.unpaired_ratio(quiet[1:3], [quiet[0], quiet[3]])
+    assert between.low < 1.15 < 1.5 < between.high
