@@ -33,25 +33,22 @@ class Work(NamedTuple):
     edges: object  # where each chunk starts, and where the last one ends
     piece: object
     part: object  # where this channel's part of each chunk starts
+    world: object
+    scale: object
+    FROM: object  # 1 if x has all chunks, 0 if it has this rank's
+    TO: object  # 1 if out has all chunks, 0 if it has this rank's
     ALIGNED: object  # whether chunks start at multiples of 16
 
 
 @jit
-def _start(work, c):
-    at = shmem.load(work.edges + c)
-    if work.ALIGNED:
-        at = at // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    return at
-
-
-@jit
 def _hop(
-    call, tx, rx, work, red, ok, first, window, k, c, source, target, OWN, RECV, KEEP, SEND, LAST,
-    OP: tl.constexpr, BLOCK: tl.constexpr,
+    call, tx, rx, work, ok, first, window, k, chunk, OWN, RECV, KEEP, SEND, LAST, OP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    # Pieces first to first + window of chunk c go one rank further, as messages k on. The chunk starts at ``source``
-    # in the input and at ``target`` in the output. Returns the new ``ok``.
-    size = shmem.load(work.edges + c + 1) - shmem.load(work.edges + c)
+    # Pieces first to first + window of a chunk go one rank further, as messages k on. Returns the new ``ok``.
+    start, end = shmem.load(work.edges + chunk), shmem.load(work.edges + chunk + 1)
+    size = end - start
+    if work.ALIGNED:
+        start = start // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
         n = max(min(work.piece, size - at), 0)
@@ -64,8 +61,9 @@ def _hop(
             if SEND:
                 ok = link.acquire(tx, call, sent)
         if ok == 1:
-            own, out = work.x + source + at, work.out + target + at
+            own, out = work.x + start * work.FROM + at, work.out + start * work.TO + at
             recv, send = link.slot(rx, call, received), link.slot(tx, call, sent)
+            red = Reduction(work.world, work.scale)
             transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP, BLOCK)
             if SEND:
                 link.publish(tx, call, sent, n * (send.dtype.element_ty.primitive_bitwidth // 8))
@@ -94,14 +92,13 @@ def all_reduce(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = the reduction over ranks of x, element by element. They may be the same memory."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in _hop
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, edges, piece, c * pieces * piece, ALIGNED)
-    red = Reduction(world, scale)
+    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, 1, 1, ALIGNED)
     base = shmem.load(counters + channels + c)
     ok = 1
     hops = 2 * world - 2
@@ -110,67 +107,21 @@ def all_reduce(
         k = base + hops * first
         # Reduce-scatter: start the left neighbour's chunk, add to those that pass.
         chunk = (me + world - 1) % world
-        at = _start(work, chunk)
-        ok = _hop(
-            call, tx, rx, work, red, ok, first, window, k, chunk, at, at, True, False, False, True, False, OP, BLOCK
-        )
+        ok = _hop(call, tx, rx, work, ok, first, window, k, chunk, True, False, False, True, False, OP, BLOCK)
         for step in range(1, world - 1):
             chunk = (me + 2 * world - 1 - step) % world
-            at, sent = _start(work, chunk), k + step * window
-            ok = _hop(
-                call,
-                tx,
-                rx,
-                work,
-                red,
-                ok,
-                first,
-                window,
-                sent,
-                chunk,
-                at,
-                at,
-                True,
-                True,
-                False,
-                True,
-                False,
-                OP,
-                BLOCK,
-            )
+            sent = k + step * window
+            ok = _hop(call, tx, rx, work, ok, first, window, sent, chunk, True, True, False, True, False, OP, BLOCK)
         # The own chunk is complete: keep it and send it on.
-        at, sent = _start(work, me), k + (world - 1) * window
-        ok = _hop(call, tx, rx, work, red, ok, first, window, sent, me, at, at, True, True, True, True, True, OP, BLOCK)
+        sent = k + (world - 1) * window
+        ok = _hop(call, tx, rx, work, ok, first, window, sent, me, True, True, True, True, True, OP, BLOCK)
         # All-gather: keep and pass on what the others have completed; the last one goes no further.
         for step in range(world, hops):
             chunk = (me + 2 * world - 1 - step) % world
-            at, sent = _start(work, chunk), k + step * window
-            ok = _hop(
-                call,
-                tx,
-                rx,
-                work,
-                red,
-                ok,
-                first,
-                window,
-                sent,
-                chunk,
-                at,
-                at,
-                False,
-                True,
-                True,
-                True,
-                False,
-                OP,
-                BLOCK,
-            )
-        chunk = (me + 1) % world
-        at, sent = _start(work, chunk), k + hops * window
-        ok = _hop(
-            call, tx, rx, work, red, ok, first, window, sent, chunk, at, at, False, True, True, False, False, OP, BLOCK
-        )
+            sent = k + step * window
+            ok = _hop(call, tx, rx, work, ok, first, window, sent, chunk, False, True, True, True, False, OP, BLOCK)
+        chunk, sent = (me + 1) % world, k + hops * window
+        ok = _hop(call, tx, rx, work, ok, first, window, sent, chunk, False, True, True, False, False, OP, BLOCK)
     _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)
 
 
@@ -183,14 +134,13 @@ def reduce_scatter(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = chunk ``me`` of the reduction over ranks of x, which holds all chunks."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in _hop
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, edges, piece, c * pieces * piece, ALIGNED)
-    red = Reduction(world, scale)
+    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, 1, 0, ALIGNED)
     base = shmem.load(counters + channels + c)
     ok = 1
     hops = world - 1
@@ -198,54 +148,14 @@ def reduce_scatter(
         window = min(WINDOW, pieces - first)
         k = base + hops * first
         chunk = (me + world - 1) % world
-        ok = _hop(
-            call,
-            tx,
-            rx,
-            work,
-            red,
-            ok,
-            first,
-            window,
-            k,
-            chunk,
-            _start(work, chunk),
-            0,
-            True,
-            False,
-            False,
-            True,
-            False,
-            OP,
-            BLOCK,
-        )
+        ok = _hop(call, tx, rx, work, ok, first, window, k, chunk, True, False, False, True, False, OP, BLOCK)
         for step in range(1, hops):
             chunk = (me + 2 * world - 1 - step) % world
-            at, sent = _start(work, chunk), k + step * window
-            ok = _hop(
-                call,
-                tx,
-                rx,
-                work,
-                red,
-                ok,
-                first,
-                window,
-                sent,
-                chunk,
-                at,
-                0,
-                True,
-                True,
-                False,
-                True,
-                False,
-                OP,
-                BLOCK,
-            )
+            sent = k + step * window
+            ok = _hop(call, tx, rx, work, ok, first, window, sent, chunk, True, True, False, True, False, OP, BLOCK)
         # Nobody else needs the own chunk: it goes from the accumulator to the output, not through the wire dtype.
-        at, sent = _start(work, me), k + hops * window
-        ok = _hop(call, tx, rx, work, red, ok, first, window, sent, me, at, 0, True, True, True, False, True, OP, BLOCK)
+        sent = k + hops * window
+        ok = _hop(call, tx, rx, work, ok, first, window, sent, me, True, True, True, False, True, OP, BLOCK)
     _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)
 
 
@@ -258,68 +168,24 @@ def all_gather(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Chunk r of out = x of rank r. OP is not used."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in _hop
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, edges, piece, c * pieces * piece, ALIGNED)
-    red = Reduction(world, scale)
+    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, 0, 1, ALIGNED)
     base = shmem.load(counters + channels + c)
     ok = 1
     hops = world - 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
         k = base + hops * first
-        ok = _hop(
-            call,
-            tx,
-            rx,
-            work,
-            red,
-            ok,
-            first,
-            window,
-            k,
-            me,
-            0,
-            _start(work, me),
-            True,
-            False,
-            True,
-            True,
-            False,
-            OP,
-            BLOCK,
-        )
+        ok = _hop(call, tx, rx, work, ok, first, window, k, me, True, False, True, True, False, OP, BLOCK)
         for step in range(1, hops):
             chunk = (me + world - step) % world
-            at, sent = _start(work, chunk), k + step * window
-            ok = _hop(
-                call,
-                tx,
-                rx,
-                work,
-                red,
-                ok,
-                first,
-                window,
-                sent,
-                chunk,
-                0,
-                at,
-                False,
-                True,
-                True,
-                True,
-                False,
-                OP,
-                BLOCK,
-            )
-        chunk = (me + 1) % world
-        at, sent = _start(work, chunk), k + hops * window
-        ok = _hop(
-            call, tx, rx, work, red, ok, first, window, sent, chunk, 0, at, False, True, True, False, False, OP, BLOCK
-        )
+            sent = k + step * window
+            ok = _hop(call, tx, rx, work, ok, first, window, sent, chunk, False, True, True, True, False, OP, BLOCK)
+        chunk, sent = (me + 1) % world, k + hops * window
+        ok = _hop(call, tx, rx, work, ok, first, window, sent, chunk, False, True, True, False, False, OP, BLOCK)
     _close(call, tx, rx, ok, counters, channels, base + hops * pieces, me)

@@ -476,7 +476,7 @@ MUTANTS = [
             ]
         },
     ),
-    Mutant("another rank's chunk is kept", {ring.all_reduce: [("_start(work, me)", "_start(work, (me + 1) % world)")]}),
+    Mutant("another rank's chunk is kept", {ring.all_reduce: [("sent, me, True", "sent, (me + 1) % world, True")]}),
     Mutant("averages divide at every hop", {ring._hop: [(TRANSFER, TRANSFER.replace("LAST", "True"))]}),
     Mutant("averages do not divide", {ring._hop: [(TRANSFER, TRANSFER.replace("LAST", "False"))]}),
     Mutant("the owner keeps more bits than it sends", {tiles.transfer: [("        total = wire\n", "")]}),
