@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import link, shmem
+from . import chunks, link, shmem
 from .jit import jit
 from .numerics import Reduction
 from .tiles import Peers, Shares, join, transfer
@@ -37,20 +37,6 @@ class Work(NamedTuple):
     root: object  # the rank that gets the result; the world size if all do
     world: object
     ALIGNED: object  # whether chunks start at multiples of 16
-
-
-@jit
-def _start(work, c):
-    at = shmem.load(work.edges + c)
-    if work.ALIGNED:
-        at = at // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    return at
-
-
-@jit
-def _count(work, c, at):
-    # Elements of the piece that starts ``at`` in chunk c.
-    return max(min(work.piece, shmem.load(work.edges + c + 1) - shmem.load(work.edges + c) - at), 0)
 
 
 @jit
@@ -83,8 +69,8 @@ def _give(
         for turn in range(0, work.world):
             to = (net.me + turn) % work.world  # everybody starts with another peer, to spread the traffic
             chunk, number = to if SPREAD else to * 0, _number(work, to, first, m) + j
-            n = _count(work, chunk, at)
-            own = work.x + _start(work, chunk) + at
+            n = chunks.count(work.edges, chunk, at, work.piece)
+            own = work.x + chunks.start(work.edges, chunk, work.ALIGNED) + at
             if to == net.me:
                 mine = link.slot(_from(call, net, to, WIRE), call, shmem.load(link.received(net, to)) + number)
                 if ok == 1:
@@ -151,7 +137,7 @@ def _add(
         ok = _await_all(call, net, work, ok, m + j, WIRE)
         if ok == 1:
             shares, peers = _shares(call, net, work, m + j, WIRE), _peers(call, net, work, m + j, WIRE)
-            recv, n = _from(call, net, net.me, WIRE).slots, _count(work, chunk, at)
+            recv, n = _from(call, net, net.me, WIRE).slots, chunks.count(work.edges, chunk, at, work.piece)
             out = work.out + at
             join(shares, recv, out, recv, peers, n, red, True, False, True, False, False, True, ROUND, OP, BLOCK)
             _release_all(call, net, work, m + j, WIRE)
@@ -166,7 +152,7 @@ def _add_and_give(
     # Like _add, for the own chunk, and send the result to those who want it, as messages ``result`` on, in one pass.
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
-        n, again = _count(work, net.me, at), result + j
+        n, again = chunks.count(work.edges, net.me, at, work.piece), result + j
         ok = _await_all(call, net, work, ok, m + j, WIRE)
         for turn in range(1, work.world):
             to = (net.me + turn) % work.world
@@ -174,7 +160,10 @@ def _add_and_give(
                 ok = link.acquire(_to(call, net, to, WIRE), call, shmem.load(link.sent(net, to)) + again)
         if ok == 1:
             shares, peers = _shares(call, net, work, m + j, WIRE), _peers(call, net, work, again, WIRE)
-            recv, out = _from(call, net, net.me, WIRE).slots, work.out + _start(work, net.me) + at
+            recv, out = (
+                _from(call, net, net.me, WIRE).slots,
+                work.out + chunks.start(work.edges, net.me, work.ALIGNED) + at,
+            )
             join(shares, recv, out, recv, peers, n, red, True, False, KEEP, False, True, True, True, OP, BLOCK)
             for turn in range(1, work.world):
                 to = (net.me + turn) % work.world
@@ -198,8 +187,8 @@ def _collect(
             if (ok == 1) & (source != net.me):
                 ok = link.await_data(rx, call, k)
             if ok == 1:
-                recv, out = link.slot(rx, call, k), work.out + _start(work, source) + at
-                n = _count(work, source, at)
+                recv, out = link.slot(rx, call, k), work.out + chunks.start(work.edges, source, work.ALIGNED) + at
+                n = chunks.count(work.edges, source, at, work.piece)
                 transfer(recv, recv, out, recv, n, red, False, True, True, False, False, OP, BLOCK)
                 if source != net.me:
                     link.release(rx, call, k)
@@ -237,7 +226,7 @@ def two_shot(
 
     ROOTED: on rank ``root`` only. Else ``root`` is the world size.
     """
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
@@ -268,7 +257,7 @@ def one_shot(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = the reduction over ranks of x: on rank ``root`` only, or on all if that is the world size. One chunk."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
@@ -293,7 +282,7 @@ def reduce_scatter(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = chunk ``me`` of the reduction over ranks of x, which holds all chunks. ``root`` is the world size."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import link, shmem
+from . import chunks, link, shmem
 from .jit import jit
 from .numerics import Reduction
 from .tiles import Peers, Shares, join, transfer
@@ -41,20 +41,6 @@ class Work(NamedTuple):
     local: object  # which rank of its node
     size: object  # ranks a node
     ALIGNED: object  # whether chunks start at multiples of 16
-
-
-@jit
-def _start(work, c):
-    at = shmem.load(work.edges + c)
-    if work.ALIGNED:
-        at = at // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
-    return at
-
-
-@jit
-def _count(work, c, at):
-    # Elements of the piece that starts ``at`` in chunk c.
-    return max(min(work.piece, shmem.load(work.edges + c + 1) - shmem.load(work.edges + c) - at), 0)
 
 
 @jit
@@ -90,7 +76,10 @@ def _give(
         for turn in range(0, work.size):
             number = (work.local + turn) % work.size
             chunk = s * work.size + number
-            own, n = work.x + _start(work, chunk) + at, _count(work, chunk, at)
+            own, n = (
+                work.x + chunks.start(work.edges, chunk, work.ALIGNED) + at,
+                chunks.count(work.edges, chunk, at, work.piece),
+            )
             if number == work.local:
                 k = shmem.load(link.received(net, number)) + m + j
                 mine = link.slot(_from(call, net, work, number, WIRE), call, k)
@@ -153,7 +142,10 @@ def _hop(
     tx, rx = _to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE)
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
-        n, received = _count(work, chunk, at), shmem.load(link.received(net, work.size)) + k - window + j
+        n, received = (
+            chunks.count(work.edges, chunk, at, work.piece),
+            shmem.load(link.received(net, work.size)) + k - window + j,
+        )
         sent = shmem.load(link.sent(net, work.size)) + k + j
         own = shmem.load(link.received(net, work.local)) + again + j
         recv = link.slot(rx, call, received) if RECV else link.slot(_from(call, net, work, work.local, WIRE), call, own)
@@ -207,8 +199,8 @@ def _collect(
             if ok == 1:
                 ok = link.await_data(rx, call, k)
             if ok == 1:
-                recv, out = link.slot(rx, call, k), work.out + _start(work, chunk) + at
-                n = _count(work, chunk, at)
+                recv, out = link.slot(rx, call, k), work.out + chunks.start(work.edges, chunk, work.ALIGNED) + at
+                n = chunks.count(work.edges, chunk, at, work.piece)
                 transfer(recv, recv, out, recv, n, red, False, True, True, False, False, OP, BLOCK)
                 link.release(rx, call, k)
     return ok
@@ -242,7 +234,7 @@ def all_reduce(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = the reduction over ranks of x. They may be the same memory."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
@@ -270,7 +262,7 @@ def all_reduce(
                     True, True, False, True, False, False, True, OP, BLOCK, WIRE,
                 )  # fmt: skip
             else:  # complete: keep it, pass it on, give it to this node
-                at = _start(work, me)
+                at = chunks.start(work.edges, me, work.ALIGNED)
                 ok = _hop(
                     call, net, work, red, ok, first, window, mine, mine + window, rail, s, at,
                     True, True, True, True, True, True, True, OP, BLOCK, WIRE,
@@ -279,7 +271,7 @@ def all_reduce(
         for step in range(0, nodes):
             s = (node + nodes - step) % nodes
             mine, rail = m + (nodes + step) * window, k + (nodes - 1 + step) * window
-            at = _start(work, s * node_size + work.local)
+            at = chunks.start(work.edges, s * node_size + work.local, work.ALIGNED)
             if (step > 0) & (step < nodes - 1):
                 ok = _hop(
                     call, net, work, red, ok, first, window, mine, mine, rail, s, at,
@@ -303,7 +295,7 @@ def reduce_scatter(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = chunk ``me`` of the reduction over ranks of x, which holds all chunks."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
@@ -346,7 +338,7 @@ def all_gather(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Chunk r of out = x of rank r. OP is not used."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
@@ -361,13 +353,16 @@ def all_gather(
         for j in range(0, window):  # into the own slot, in the wire dtype
             at = work.part + (first + j) * piece
             own = shmem.load(link.received(net, work.local)) + m + j
-            mine, n = link.slot(_from(call, net, work, work.local, WIRE), call, own), _count(work, me, at)
+            mine, n = (
+                link.slot(_from(call, net, work, work.local, WIRE), call, own),
+                chunks.count(work.edges, me, at, work.piece),
+            )
             if ok == 1:
                 transfer(x + at, mine, x + at, mine, n, red, True, False, False, True, False, OP, BLOCK)
         for step in range(0, nodes):
             s = (node + nodes - step) % nodes
             mine, rail = m + step * window, k + step * window
-            at = _start(work, s * node_size + work.local)
+            at = chunks.start(work.edges, s * node_size + work.local, work.ALIGNED)
             if step == 0:
                 ok = _hop(
                     call, net, work, red, ok, first, window, mine, mine, rail, s, at,

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import link, shmem
+from . import chunks, link, shmem
 from .jit import jit
 from .numerics import Reduction
 from .tiles import transfer
@@ -36,18 +36,6 @@ class Work(NamedTuple):
 
 
 @jit
-def _start(work, c):
-    # Chunks start at multiples of 16; said this way, the compiler sees it.
-    return shmem.load(work.edges + c) // 16 * 16
-
-
-@jit
-def _count(work, c, at):
-    # Elements of the piece that starts ``at`` in chunk c.
-    return max(min(work.piece, shmem.load(work.edges + c + 1) - shmem.load(work.edges + c) - at), 0)
-
-
-@jit
 def _to(call, net, rank, WIRE: tl.constexpr):
     return link.to_rank(call, net, net.me, rank, rank, WIRE)
 
@@ -62,7 +50,7 @@ def _share(call, net, work, red, ok, at, k, OP: tl.constexpr, BLOCK: tl.constexp
     # Put this rank's piece of each chunk into the slot of that chunk, and tell its owner.
     for turn in range(0, work.world):
         rank = (net.me + turn) % work.world
-        own, n = work.x + _start(work, rank) + at, _count(work, rank, at)
+        own, n = work.x + chunks.start(work.edges, rank, True) + at, chunks.count(work.edges, rank, at, work.piece)
         mine = link.slot(_from(call, net, rank, WIRE), call, k)
         if ok == 1:
             transfer(own, mine, own, mine, n, red, True, False, False, True, False, OP, BLOCK)
@@ -76,7 +64,10 @@ def _reduce(call, net, work, multicast, ok, at, k, BLOCK: tl.constexpr, WIRE: tl
         if ok == 1:
             ok = link.await_data(_from(call, net, (net.me + turn) % work.world, WIRE), call, k)
     if ok == 1:
-        n, nbytes = _count(work, net.me, at), _count(work, net.me, at) * (WIRE.primitive_bitwidth // 8)
+        n, nbytes = (
+            chunks.count(work.edges, net.me, at, work.piece),
+            chunks.count(work.edges, net.me, at, work.piece) * (WIRE.primitive_bitwidth // 8),
+        )
         everywhere = link.Net(multicast, net.bases, net.counters, net.links, net.channels, net.me)
         shmem.multicast_sum(link.slot(_from(call, everywhere, net.me, WIRE), call, k), n, BLOCK)
         for turn in range(0, work.world):  # this rank first: it, too, must know that its own stores have come back
@@ -93,8 +84,11 @@ def _collect(call, net, work, red, ok, at, k, OP: tl.constexpr, BLOCK: tl.conste
         if ok == 1:
             ok = link.acquire(_to(call, net, rank, WIRE), call, k + call.SLOTS)  # waits for the answer to message k
         if ok == 1:
-            recv, out = link.slot(_from(call, net, rank, WIRE), call, k), work.out + _start(work, rank) + at
-            n = _count(work, rank, at)
+            recv, out = (
+                link.slot(_from(call, net, rank, WIRE), call, k),
+                work.out + chunks.start(work.edges, rank, True) + at,
+            )
+            n = chunks.count(work.edges, rank, at, work.piece)
             transfer(recv, recv, out, recv, n, red, False, True, True, False, True, OP, BLOCK)
     shmem.barrier()  # every thread has read the slots before this rank says that it has put new shares there
     return ok
@@ -109,7 +103,7 @@ def all_reduce(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = the sum or average over ranks of x. They may be the same memory. ``multicast``: the heap on all ranks."""
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)

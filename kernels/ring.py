@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import link, shmem
+from . import chunks, link, shmem
 from .jit import jit
 from .numerics import Reduction
 from .tiles import transfer
@@ -45,13 +45,10 @@ def _hop(
     call, tx, rx, work, ok, first, window, k, chunk, OWN, RECV, KEEP, SEND, LAST, OP: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     # Pieces first to first + window of a chunk go one rank further, as messages k on. Returns the new ``ok``.
-    start, end = shmem.load(work.edges + chunk), shmem.load(work.edges + chunk + 1)
-    size = end - start
-    if work.ALIGNED:
-        start = start // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
+    start = chunks.start(work.edges, chunk, work.ALIGNED)
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
-        n = max(min(work.piece, size - at), 0)
+        n = chunks.count(work.edges, chunk, at, work.piece)
         sent = k + j
         received = sent - window if RECV else sent  # what is passed on now was sent one step earlier by the left
         if ok == 1:
@@ -92,7 +89,7 @@ def all_reduce(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = the reduction over ranks of x, element by element. They may be the same memory."""
-    piece = piece // 16 * 16  # as in _hop
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
@@ -134,7 +131,7 @@ def reduce_scatter(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = chunk ``me`` of the reduction over ranks of x, which holds all chunks."""
-    piece = piece // 16 * 16  # as in _hop
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
@@ -168,7 +165,7 @@ def all_gather(
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Chunk r of out = x of rank r. OP is not used."""
-    piece = piece // 16 * 16  # as in _hop
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)

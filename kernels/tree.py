@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import link, shmem
+from . import chunks, link, shmem
 from .jit import jit
 from .numerics import Reduction
 from .tiles import merge, transfer
@@ -57,19 +57,6 @@ def _place(nodes, tree):
     return Place(
         tree, shmem.load(at), shmem.load(at + 1), shmem.load(at + 2), shmem.load(at + 3), shmem.load(at + 4)
     )  # fmt: skip
-
-
-@jit
-def _start(work, place):
-    # The halves start at multiples of 16; said this way, the compiler sees it.
-    return shmem.load(work.edges + place.tree) // 16 * 16
-
-
-@jit
-def _count(work, place, j):
-    # Elements of piece j.
-    half = shmem.load(work.edges + place.tree + 1) - shmem.load(work.edges + place.tree)
-    return max(min(work.piece, half - work.part - j * work.piece), 0)
 
 
 @jit
@@ -112,7 +99,8 @@ def _from_child(call, work, place, child, side, WIRE: tl.constexpr):
 def _up(call, work, red, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
     # Piece j: add the children's partial sums to the own share, and pass the sum on. The root completes it, keeps it
     # and sends it down. Returns the new ``ok``.
-    k, at, n = base + j, _start(work, place) + work.part + j * work.piece, _count(work, place, j)
+    at, k = work.part + j * work.piece, base + j
+    n, at = chunks.count(work.edges, place.tree, at, work.piece), chunks.start(work.edges, place.tree, True) + at
     nbytes = n * (WIRE.primitive_bitwidth // 8)
     own, out = work.x + at, work.out + at
     one, two = (
@@ -154,7 +142,8 @@ def _up(call, work, red, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constex
 @jit
 def _down(call, work, red, place, ok, j, base, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
     # Piece j: keep the result that comes from the parent, and pass it on to the children. Returns the new ``ok``.
-    k, at, n = base + j, _start(work, place) + work.part + j * work.piece, _count(work, place, j)
+    at, k = work.part + j * work.piece, base + j
+    n, at = chunks.count(work.edges, place.tree, at, work.piece), chunks.start(work.edges, place.tree, True) + at
     nbytes = n * (WIRE.primitive_bitwidth // 8)
     out = work.out + at
     rx = _from_parent(call, work, place, WIRE)
@@ -207,7 +196,7 @@ def all_reduce(
 
     ``nodes``: parent, side, first and second child and depth of this rank, for each of the two trees; the height.
     """
-    piece = piece // 16 * 16  # as in _start
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)

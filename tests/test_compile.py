@@ -422,7 +422,7 @@ def objections(kernel, link="mapped", arch=90, settings=GPU):
     ("file", "old", "new", "kernel", "link", "gate"),
     [
         ("ring.py", "piece = piece // 16 * 16", "piece = piece * 1", GATHER, "mapped", "16-byte accesses"),
-        ("ring.py", "start = start // 16 * 16", "start = start * 1", GATHER, "mapped", "16-byte accesses"),
+        ("chunks.py", "at = at // 16 * 16", "at = at * 1", GATHER, "mapped", "16-byte accesses"),
         ("tiles.py", "whole = n // 16 * 16", "whole = n * 1", GATHER, "mapped", "16-byte accesses"),
         ("numerics.py", "elif on_cpu() and DTYPE", "elif DTYPE", GATHER, "mapped", "hardware BF16"),
         (

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DEVICE = {"jit", "shmem", "numerics", "tiles", "link"}  # in this order: each may import those before it
-ORDER = ["jit", "shmem", "numerics", "tiles", "link"]
+ORDER = ["jit", "shmem", "numerics", "tiles", "chunks", "link"]  # each may import those before it
 FILES = sorted((ROOT / "kernels").glob("*.py"))
 
 
@@ -36,9 +35,9 @@ def test_kernels_import_only_what_is_below_them(path):
         assert not name.startswith(".."), f"{path.name} imports host code: {name}"
         if name.startswith("."):
             other = name[1:].split(".")[0]
-            assert other in DEVICE, f"{path.name} imports {other}: no algorithm imports another"
-            if path.stem in DEVICE:
-                assert ORDER.index(other) < ORDER.index(path.stem) or (path.stem, other) == ("link", "shmem")
+            assert other in ORDER, f"{path.name} imports {other}: no algorithm imports another"
+            if path.stem in ORDER:
+                assert ORDER.index(other) < ORDER.index(path.stem)
 
 
 def test_host_code_imports_no_tests_and_no_benchmarks():

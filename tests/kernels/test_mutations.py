@@ -480,7 +480,10 @@ MUTANTS = [
     Mutant("averages divide at every hop", {ring._hop: [(TRANSFER, TRANSFER.replace("LAST", "True"))]}),
     Mutant("averages do not divide", {ring._hop: [(TRANSFER, TRANSFER.replace("LAST", "False"))]}),
     Mutant("the owner keeps more bits than it sends", {tiles.transfer: [("        total = wire\n", "")]}),
-    Mutant("a chunk runs into the next", {ring._hop: [("max(min(work.piece, size - at), 0)", "work.piece")]}),
+    Mutant(
+        "a chunk runs into the next",
+        {ring._hop: [("chunks.count(work.edges, chunk, at, work.piece)", "work.piece")]},
+    ),
     Mutant("work goes on after a failure", {ring._hop: [("if ok == 1:", "if True:")] * 3}, mismatch),
 ]
 
@@ -615,7 +618,11 @@ MUTANTS += [
         IMPATIENT_TREE,
     ),
     Mutant("tree: pieces start over", {tree._up: [("work.part + j * work.piece", "work.part")]}, TREE),
-    Mutant("tree: both halves are the first", {tree._start: [("work.edges + place.tree", "work.edges")]}, TREE),
+    Mutant(
+        "tree: both halves are the first",
+        {tree._up: [("chunks.start(work.edges, place.tree,", "chunks.start(work.edges, 0,")]},
+        TREE,
+    ),
     # Flags in the data.
     Mutant(
         "flagged: does not wait",
