@@ -17,6 +17,7 @@ from tricoll.pool import Pool
 #   HYPOTHESIS_PROFILE=thorough pytest --timeout 0 tests/kernels
 common = {"deadline": None, "print_blob": True, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
 hypothesis.settings.register_profile("ci", max_examples=100, derandomize=True, database=None, **common)
+hypothesis.settings.register_profile("quick", max_examples=25, derandomize=True, database=None, **common)
 hypothesis.settings.register_profile("thorough", max_examples=2000, **common)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 

@@ -27,7 +27,7 @@ def run_one(comm, collective, numel, seed, op, dtype, wire, out_dtype, layout, i
     x = Guarded(make_inputs(n, shape, dtype, "mixed", seed)[rank], layout)
     elements = {"all_reduce": shape[0], "reduce_scatter": shape[0] // n, "all_gather": shape[0] * n}[collective]
     out = None if in_place else Guarded(torch.zeros(elements, dtype=out_dtype), layout)
-    options = {"wire": wire, "out": None if in_place else out.view}
+    options = {"algo": "ring", "wire": wire, "out": None if in_place else out.view}
     if collective != "all_gather":
         options["op"] = op
     result = getattr(comm, collective)(x.view, **options)
@@ -80,7 +80,7 @@ def test_a_few_million_elements(pool, n):
 
     def work(comm):
         x = torch.randn(numel, generator=torch.Generator().manual_seed(comm.rank))
-        return comm.all_reduce(x, "avg", wire="bf16")
+        return comm.all_reduce(x, "avg", wire="bf16", algo="ring")
 
     inputs = [torch.randn(numel, generator=torch.Generator().manual_seed(r)) for r in range(n)]
     testing.check_all_reduce(pool(n).run(work), inputs, "avg", torch.bfloat16)
@@ -124,7 +124,7 @@ def test_case_24_same_bits_in_every_run(pool):
         x = torch.randn(5003, generator=torch.Generator().manual_seed(comm.rank))
         for _ in range(100):
             time.sleep(draw.random() * 0.002)
-            y = comm.all_reduce(x.clone(), "avg", wire="bf16")
+            y = comm.all_reduce(x.clone(), "avg", wire="bf16", algo="ring")
             seen.add(hash(y.numpy().tobytes()))
         return y, len(seen)
 
@@ -141,7 +141,7 @@ def test_bytes_sent_are_the_minimum(pool, link):
     numel = 4 * 16 * 1000
 
     def work(comm, wire):
-        comm.all_reduce(torch.ones(numel), wire=wire)
+        comm.all_reduce(torch.ones(numel), wire=wire, algo="ring")
         return comm.stats()
 
     for wire, itemsize in (("bf16", 2), ("fp32", 4)):
@@ -168,7 +168,7 @@ def test_ranks_may_differ_in_layout(pool):
     def work(comm):
         layout = [Layout(0, 1), Layout(3, 2), Layout(1, 1)][comm.rank]
         x = Guarded(make_inputs(3, (100,), torch.float32, "random", 7)[comm.rank], layout)
-        comm.all_reduce(x.view, wire="bf16")
+        comm.all_reduce(x.view, wire="bf16", algo="ring")
         x.check()
         return x.view.clone()
 
