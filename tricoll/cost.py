@@ -150,6 +150,12 @@ class Profile:
     used: what is for one rank's links together, so all links of a rank share it. ``window`` is how many pieces go
     through a step together (see :meth:`Call.pieces`); with 1, each waits for the one before.
 
+    ``shared``: all ranks share what sends, as processes do of which there are more than cores. Then what all ranks
+    send counts, by the number of ranks, and not what the busiest one does; bytes take their time on a link inside.
+
+    ``overheads``: seconds once a call on top of ``base``, by collective and algorithm: some have more to compute before
+    and between messages.
+
     ``provenance`` says how a measured profile came about, and for which machine: see :mod:`tricoll.tune`.
     """
 
@@ -162,6 +168,8 @@ class Profile:
     piece: int = 1 << 17
     slot_bytes: int = 0
     window: int = 1
+    shared: bool = False
+    overheads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     version: int = 1
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -309,7 +317,8 @@ class Call:
 class Terms:
     """Seconds of latency and of bandwidth; dependent steps; bytes that a rank sends at most; how often a value is
     rounded to the wire dtype, at most, between the ranks' inputs and a result (for a wire narrower than both);
-    messages that a channel of the busiest rank sends."""
+    messages that a channel of the busiest rank sends; what all ranks send, by their number, as a share of what the
+    busiest one does."""
 
     latency: float
     bandwidth: float
@@ -317,6 +326,7 @@ class Terms:
     sent: float
     roundings: int
     messages: float = 0.0
+    mean: float = 1.0
 
 
 Model = Callable[[Call], Terms | str]
@@ -351,7 +361,9 @@ def ring(call: Call) -> Terms | str:
         pieces, piece = call.pipeline(call.nbytes, n)
         way = piece * (near / call.inner.beta + far / call.outer.beta)
         roundings = n if call.collective == "reduce" else 1
-        return Terms(latency, way + (call.nbytes - piece) / call.slower.beta, hops, call.nbytes, roundings, pieces)
+        return Terms(
+            latency, way + (call.nbytes - piece) / call.slower.beta, hops, call.nbytes, roundings, pieces, (n - 1) / n
+        )
     chunk = call.nbytes / n
     pieces = call.pieces(chunk, 1)
     first = chunk / min(pieces, call.window)
@@ -368,7 +380,8 @@ def tree(call: Call) -> Terms | str:
     An inner node takes from, or sends to, its (two) children in turn. The first pieces fill the levels, two pieces'
     time at each; the others follow at the pace of the busiest rank, which sends four: up in both trees, down to two
     children. With one piece this is :func:`tree_seconds`, with many 2 M / beta. Broadcast and reduce use one tree, in
-    one way.
+    one way. In tricoll's kernel (with ``slot_bytes``) results come down while others still go up: until the first piece
+    has come up, pieces follow it at twice that pace, for they need no sends down yet.
     """
     n = call.n
     children = 1 if n < 4 else 2
@@ -386,12 +399,17 @@ def tree(call: Call) -> Terms | str:
     share = call.nbytes / trees
     pieces, piece = call.pipeline(share, 6 if call.collective == "all_reduce" else n)
     fill = ways * children * piece * (near / call.inner.beta + far / call.outer.beta)
-    bandwidth = fill + busiest * (share - piece) / call.slower.beta
-    sent = share if call.collective == "reduce" else busiest * share
     latency = ways * (near * call.inner.alpha + far * call.outer.alpha)
+    rest = busiest * (share - piece) / call.slower.beta
+    if call.slot_bytes and ways == 2:
+        rest -= min(rest, latency + fill) / 2
+    bandwidth = fill + rest
+    sent = share if call.collective == "reduce" else busiest * share
     roundings = 1 if call.collective == "broadcast" else depth + 1
     messages = pieces * (1 if call.collective == "reduce" else busiest)
-    return Terms(latency, bandwidth, ways * depth, sent, roundings, messages)
+    # In a tree, n - 1 ranks send up, or are sent to: once in all for each way.
+    mean = ways * trees * (n - 1) / n * pieces / messages
+    return Terms(latency, bandwidth, ways * depth, sent, roundings, messages, mean)
 
 
 @algorithm("one_shot", "all_reduce broadcast reduce all_to_all gather scatter send_recv", "signal packed")
@@ -405,7 +423,9 @@ def one_shot(call: Call) -> Terms | str:
         return Terms(alpha, part / call.slower.beta, 1, part, 1, pieces)
     peers = 1 if call.collective in ("reduce", "gather") else n - 1
     roundings = 2 if call.collective in REDUCTIONS else 1
-    return Terms(alpha, call.fan(part), 1, peers * part, roundings, peers * pieces)
+    alone = call.collective in ("broadcast", "scatter")  # the root sends, and nobody else
+    mean = 1 / n if alone else 1.0 if call.collective in ("all_reduce", "all_to_all") else (n - 1) / n
+    return Terms(alpha, call.fan(part), 1, peers * part, roundings, peers * pieces, mean)
 
 
 @algorithm("two_shot", "all_reduce reduce_scatter all_gather reduce")
@@ -441,7 +461,12 @@ def hierarchical(call: Call) -> Terms | str:
     pieces = messages if call.slot_bytes else max(1.0, call.nbytes / n / call.piece)  # of that size, across nodes
     latency = rounds * (call.inner.alpha + (N - 1) * call.outer.alpha)
     roundings = {"all_reduce": N + 1, "reduce_scatter": N, "all_gather": 1}[call.collective]
-    bandwidth = max(local, across) + min(local, across) / pieces
+    if pieces > call.window:
+        bandwidth = max(local, across) + min(local, across) / pieces
+    else:  # as in a ring: the first piece goes all the way, and the others follow it through the last step
+        step = max(local / (rounds * N), across / (rounds * (N - 1)))
+        way = (local + across) / pieces + (pieces - 1) / pieces * step
+        bandwidth = max(way, max(local, across) - latency)
     sent = rounds * (n - 1) / n * call.nbytes
     return Terms(latency, bandwidth, rounds * N, sent, roundings, rounds * (N * L - 1) * messages)
 
@@ -503,21 +528,30 @@ def candidates(
     if nbytes < 0:
         raise ValueError(f"a size of {nbytes} bytes")
     found = []
-    for name, (collectives, protocols, _) in ALGORITHMS.items():
+    for name, (collectives, _, _) in ALGORITHMS.items():
         if collective not in collectives:
             continue
-        possible = [
-            _candidate(name, protocol, collective, nbytes, topology, profile)
-            for protocol in protocols
-            # A flag in every word works by stores, so only between mapped peers.
-            if protocol == "signal" or (protocol in profile.protocols and topology.mapped and topology.nodes == 1)
-        ]
-        candidate = min(possible, key=lambda c: c.time)
+        candidate = predict(name, collective, nbytes, topology, profile)
         if not candidate.excluded:
             excluded = _excluded(name, collective, topology, reproducible, available)
             candidate = dataclasses.replace(candidate, excluded=excluded)
         found.append(candidate)
     return sorted(found, key=lambda c: (bool(c.excluded), not c.steps, c.time))
+
+
+def predict(name: str, collective: str, nbytes: float, topology: Topology, profile: Profile) -> Candidate:
+    """One algorithm's prediction, with the protocol that is used: the faster one, or the one that tricoll would take.
+
+    ``excluded`` says why, if the algorithm cannot serve the call at all.
+    """
+    protocols = ALGORITHMS[name][1]
+    # A flag in every word works by stores, so only between mapped peers.
+    packed = "packed" in protocols and "packed" in profile.protocols and topology.mapped and topology.nodes == 1
+    usable = ["signal"] + ["packed"] * packed
+    if profile.slot_bytes:  # what tricoll sends: see dispatch.flagged
+        usable = ["packed"] if packed and collective == "all_reduce" else ["signal"]
+    possible = [_candidate(name, protocol, collective, nbytes, topology, profile) for protocol in usable]
+    return min(possible, key=lambda c: c.time)
 
 
 def _candidate(
@@ -534,12 +568,14 @@ def _candidate(
     terms = ALGORITHMS[name][2](call) if n > 1 else Terms(0.0, 0.0, 0, 0.0, 1)
     if isinstance(terms, str):
         return Candidate(name, protocol, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, terms)
-    fixed = profile.protocols[protocol]
-    latency = terms.latency + (fixed.base + fixed.message * terms.messages if n > 1 else 0.0)
-    time = latency + terms.bandwidth
+    fixed, mean = profile.protocols[protocol], terms.mean if profile.shared else 1.0
+    once = fixed.base + profile.overheads.get(collective, {}).get(name, 0.0)
+    latency = terms.latency + (once + fixed.message * terms.messages * mean if n > 1 else 0.0)
+    bandwidth = terms.sent * mean / inner.beta if profile.shared else terms.bandwidth
+    time = latency + bandwidth
     rates = algbw(nbytes, time), busbw(collective, nbytes, time, n)
     return Candidate(
-        name, protocol, latency, terms.bandwidth, time, *rates, terms.steps, terms.sent, terms.roundings
+        name, protocol, latency, bandwidth, time, *rates, terms.steps, terms.sent, terms.roundings
     )  # fmt: skip
 
 
