@@ -1,9 +1,10 @@
 """What a collective costs: the alpha-beta model, as pure functions of plain numbers (seconds, bytes, bytes a second).
 
 A message of m bytes takes ``alpha + m / beta`` seconds; an algorithm takes its steps' alphas and the bytes that its
-busiest link carries. The model knows two kinds of links, inside a node and between nodes, and two protocols: data with
-a separate flag (``signal``), and a flag in every word (``packed``: less latency, half the bandwidth). It has no
-congestion, no stragglers and no cost of adding: docs/cost-model.md says what that leaves out.
+busiest link carries; where a rank is busy for each message, as on CPUs, its messages too. The model knows two kinds of
+links, inside a node and between nodes, and two protocols: data with a separate flag (``signal``), and a flag in every
+word (``packed``: less latency, half the bandwidth). It has no congestion, no stragglers and no cost of adding:
+docs/cost-model.md says what that leaves out.
 
 ``python -m tricoll.cost`` prints the ring's times for the gradients of 8 billion parameters.
 
@@ -17,7 +18,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,11 @@ class Topology:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How messages are sent: ``base`` seconds once a call, and the links, by class.
+    """How messages are sent: ``base`` seconds once a call, ``message`` seconds for each message of a rank, and the
+    links, by class.
+
+    Alphas of messages that a rank sends at the same time pass together; ``message`` is what it is busy with, one after
+    the other: the "overhead" of the LogP model (Culler et al., 1993), 0 where hardware sends.
 
     Classes: ``mapped`` (loads and stores inside a node), ``put`` (puts inside a node; as ``mapped`` if not given) and
     ``inter`` (between nodes; not for ``packed``). A link's beta is what is left for data, after flags.
@@ -131,6 +136,7 @@ class Protocol:
 
     base: float
     links: Mapping[str, Link]
+    message: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -139,6 +145,18 @@ class Profile:
 
     ``protocols`` has at least ``signal``. ``multicast``: the switch inside a node can add and copy. A channel moves at
     most ``channel_beta`` bytes a second. ``piece`` is the size of a message in pipelined algorithms, in bytes.
+
+    With ``slot_bytes``, messages are cut as ``dispatch.plan`` cuts them for links of that size, and ``piece`` is not
+    used: what is for one rank's links together, so all links of a rank share it. ``window`` is how many pieces go
+    through a step together (see :meth:`Call.pieces`); with 1, each waits for the one before.
+
+    ``shared``: all ranks share what sends, as processes do of which there are more than cores. Then what all ranks
+    send counts, by the number of ranks, and not what the busiest one does; bytes take their time on a link inside.
+
+    ``overheads``: seconds once a call on top of ``base``, by collective and algorithm: some have more to compute before
+    and between messages.
+
+    ``provenance`` says how a measured profile came about, and for which machine: see :mod:`tricoll.tune`.
     """
 
     name: str
@@ -148,7 +166,12 @@ class Profile:
     channels: int = 1
     channel_beta: float = math.inf
     piece: int = 1 << 17
+    slot_bytes: int = 0
+    window: int = 1
+    shared: bool = False
+    overheads: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     version: int = 1
+    provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def link(self, protocol: str, kind: str) -> Link:
         """The link of a class, as fast as all channels together."""
@@ -221,7 +244,7 @@ def load_profile(name: str | Path) -> Profile:
         protocols = {}
         for protocol, fields in given.pop("protocols").items():
             links = {kind: Link(seconds(link["alpha"]), rate(link["beta"])) for kind, link in fields["links"].items()}
-            protocols[protocol] = Protocol(seconds(fields.get("base", 0)), links)
+            protocols[protocol] = Protocol(seconds(fields.get("base", 0)), links, seconds(fields.get("message", 0)))
             if missing := {"mapped", *(["inter"] if protocol == "signal" else [])} - set(links):
                 raise ValueError(f"{protocol} has no links of class {' and '.join(sorted(missing))}")
             if bad := [kind for kind, link in links.items() if link.alpha < 0 or link.beta <= 0]:
@@ -230,8 +253,9 @@ def load_profile(name: str | Path) -> Profile:
             raise ValueError("it has no protocol 'signal'")
         if "channel_beta" in given:
             given["channel_beta"] = rate(given["channel_beta"])
-        if isinstance(given.get("piece"), str):
-            given["piece"] = units.nbytes(given["piece"])
+        for size in ("piece", "slot_bytes"):
+            if isinstance(given.get(size), str):
+                given[size] = units.nbytes(given[size])
         return Profile(protocols=protocols, **given)
     except KeyError as error:
         raise ValueError(f"{path}: the field {error} is missing") from None
@@ -240,6 +264,9 @@ def load_profile(name: str | Path) -> Profile:
 
 
 # Algorithms. Each is a function from a call to its Terms, or to the reason why it cannot serve the call.
+
+WORTH = 16384  # bytes: smaller pieces are not worth a message each
+PIPELINE = 16  # pieces that a path through many ranks is worth, if they are large enough
 
 
 @dataclass(frozen=True)
@@ -256,6 +283,24 @@ class Call:
     piece: int
     mapped: bool
     multicast: bool
+    slot_bytes: float = 0.0
+    window: int = 1
+    channels: int = 1
+
+    def pieces(self, chunk: float, links: int, window: int = 0) -> int:
+        """Into how many messages a channel cuts its part of ``chunk`` bytes, if a rank has ``links`` links that share
+        its slots: as ``dispatch.plan``, at least a window of them if they are worth it. 1 without ``slot_bytes``."""
+        if not self.slot_bytes:
+            return 1
+        part, slot = chunk / self.channels, max(128, self.slot_bytes // links // 128 * 128)
+        return max(1, math.ceil(part / slot), min(window or self.window, int(part // WORTH)))
+
+    def pipeline(self, chunk: float, links: int) -> tuple[int, float]:
+        """The same for algorithms that send piece after piece down a path: how many, and the bytes of one."""
+        if self.slot_bytes:
+            pieces = self.pieces(chunk, links, PIPELINE)
+            return pieces, chunk / pieces
+        return max(1, math.ceil(chunk / self.piece)), min(self.piece, chunk)
 
     @property
     def slower(self) -> Link:
@@ -272,13 +317,17 @@ class Call:
 @dataclass(frozen=True)
 class Terms:
     """Seconds of latency and of bandwidth; dependent steps; bytes that a rank sends at most; how often a value is
-    rounded to the wire dtype, at most, between the ranks' inputs and a result (for a wire narrower than both)."""
+    rounded to the wire dtype, at most, between the ranks' inputs and a result (for a wire narrower than both);
+    messages that a channel of the busiest rank sends; what all ranks send, by their number, as a share of what the
+    busiest one does."""
 
     latency: float
     bandwidth: float
     steps: int
     sent: float
     roundings: int
+    messages: float = 0.0
+    mean: float = 1.0
 
 
 Model = Callable[[Call], Terms | str]
@@ -301,7 +350,8 @@ def ring(call: Call) -> Terms | str:
 
     Two chains of events can be the longest: the way of the part that crosses nodes most often (of 2(n-1) links in a
     row, a ring misses two, which are inside of a node if nodes have more than two ranks), and all messages of the
-    slowest link, one after the other. With one kind of link it is the first: 2(n-1) (alpha + M / (n beta)).
+    slowest link, one after the other. With one kind of link it is the first: 2(n-1) (alpha + M / (n beta)). If w pieces
+    of a chunk go round together, the first one is on its way for M / (n w beta) a step, and the others follow it.
     """
     n, N, rounds = call.n, call.N, 2 if call.collective == "all_reduce" else 1
     hops = rounds * (n - 1)
@@ -309,15 +359,19 @@ def ring(call: Call) -> Terms | str:
     near = hops - far
     latency = near * call.inner.alpha + far * call.outer.alpha
     if call.collective in ("broadcast", "reduce"):
-        piece = min(call.piece, call.nbytes)
+        pieces, piece = call.pipeline(call.nbytes, n)
         way = piece * (near / call.inner.beta + far / call.outer.beta)
         roundings = n if call.collective == "reduce" else 1
-        return Terms(latency, way + (call.nbytes - piece) / call.slower.beta, hops, call.nbytes, roundings)
+        return Terms(
+            latency, way + (call.nbytes - piece) / call.slower.beta, hops, call.nbytes, roundings, pieces, (n - 1) / n
+        )
     chunk = call.nbytes / n
-    way = chunk * (near / call.inner.beta + far / call.outer.beta)
+    pieces = call.pieces(chunk, 1)
+    first = chunk / min(pieces, call.window)
+    way = first * (near / call.inner.beta + far / call.outer.beta) + (chunk - first) / call.slower.beta
     queue = hops * chunk / call.slower.beta + call.slower.alpha
     roundings = {"all_reduce": n, "reduce_scatter": n - 1, "all_gather": 1}[call.collective]
-    return Terms(latency, max(way, queue - latency), hops, hops * chunk, roundings)
+    return Terms(latency, max(way, queue - latency), hops, hops * chunk, roundings, hops * pieces)
 
 
 @algorithm("tree", "all_reduce broadcast reduce")
@@ -327,7 +381,8 @@ def tree(call: Call) -> Terms | str:
     An inner node takes from, or sends to, its (two) children in turn. The first pieces fill the levels, two pieces'
     time at each; the others follow at the pace of the busiest rank, which sends four: up in both trees, down to two
     children. With one piece this is :func:`tree_seconds`, with many 2 M / beta. Broadcast and reduce use one tree, in
-    one way.
+    one way. In tricoll's kernel (with ``slot_bytes``) results come down while others still go up: until the first piece
+    has come up, pieces follow it at twice that pace, for they need no sends down yet.
     """
     n = call.n
     children = 1 if n < 4 else 2
@@ -343,13 +398,19 @@ def tree(call: Call) -> Terms | str:
         far = depth
     near = depth - far
     share = call.nbytes / trees
-    piece = min(call.piece, share)
+    pieces, piece = call.pipeline(share, 6 if call.collective == "all_reduce" else n)
     fill = ways * children * piece * (near / call.inner.beta + far / call.outer.beta)
-    bandwidth = fill + busiest * (share - piece) / call.slower.beta
-    sent = share if call.collective == "reduce" else busiest * share
     latency = ways * (near * call.inner.alpha + far * call.outer.alpha)
+    rest = busiest * (share - piece) / call.slower.beta
+    if call.slot_bytes and ways == 2:
+        rest -= min(rest, latency + fill) / 2
+    bandwidth = fill + rest
+    sent = share if call.collective == "reduce" else busiest * share
     roundings = 1 if call.collective == "broadcast" else depth + 1
-    return Terms(latency, bandwidth, ways * depth, sent, roundings)
+    messages = pieces * (1 if call.collective == "reduce" else busiest)
+    # In a tree, n - 1 ranks send up, or are sent to: once in all for each way.
+    mean = ways * trees * (n - 1) / n * pieces / messages
+    return Terms(latency, bandwidth, ways * depth, sent, roundings, messages, mean)
 
 
 @algorithm("one_shot", "all_reduce broadcast reduce all_to_all gather scatter send_recv", "signal packed")
@@ -357,23 +418,31 @@ def one_shot(call: Call) -> Terms | str:
     """One step: everybody sends to everybody who needs it. An all-reduce sends (n-1) M and rounds M once."""
     n, alpha = call.n, call.slower.alpha
     part = call.nbytes / n if call.collective in ("all_to_all", "gather", "scatter") else call.nbytes
+    window = {"all_reduce": call.window, "broadcast": PIPELINE, "reduce": PIPELINE}.get(call.collective, 1)
+    pieces = call.pieces(part, n, window)
     if call.collective == "send_recv":
-        return Terms(alpha, part / call.slower.beta, 1, part, 1)
-    sent = part if call.collective in ("reduce", "gather") else (n - 1) * part
-    return Terms(alpha, call.fan(part), 1, sent, 2 if call.collective in REDUCTIONS else 1)
+        return Terms(alpha, part / call.slower.beta, 1, part, 1, pieces)
+    peers = 1 if call.collective in ("reduce", "gather") else n - 1
+    roundings = 2 if call.collective in REDUCTIONS else 1
+    alone = call.collective in ("broadcast", "scatter")  # the root sends, and nobody else
+    mean = 1 / n if alone else 1.0 if call.collective in ("all_reduce", "all_to_all") else (n - 1) / n
+    return Terms(alpha, call.fan(part), 1, peers * part, roundings, peers * pieces, mean)
 
 
 @algorithm("two_shot", "all_reduce reduce_scatter all_gather reduce")
 def two_shot(call: Call) -> Terms | str:
     """Direct reduce-scatter, then direct all-gather: 2 steps and 2(n-1)/n M; one of them alone is half of it.
 
-    Reduce: the second step brings the parts to the root.
+    Reduce: the second step brings the parts to the root. If parts go in w pieces, the second step of the first one
+    begins when that has arrived, behind those that are still being sent.
     """
     steps = 2 if call.collective in ("all_reduce", "reduce") else 1
     part = call.nbytes / call.n
-    sent = part * (call.n if call.collective == "reduce" else steps * (call.n - 1))
-    roundings = 2 if call.collective in ("all_reduce", "reduce") else 1
-    return Terms(steps * call.slower.alpha, steps * call.fan(part), steps, sent, roundings)
+    parts = call.n if call.collective == "reduce" else steps * (call.n - 1)
+    pieces = call.pieces(part, call.n, {"reduce": PIPELINE, "all_gather": 1}.get(call.collective, 0))
+    alpha, step = call.slower.alpha, call.fan(part)
+    bandwidth = step if steps == 1 else max(step + step / min(pieces, call.window), 2 * step - alpha)
+    return Terms(steps * alpha, bandwidth, steps, part * parts, steps, pieces * parts)
 
 
 @algorithm("hierarchical", "all_reduce reduce_scatter all_gather")
@@ -389,11 +458,18 @@ def hierarchical(call: Call) -> Terms | str:
     rounds = 2 if call.collective == "all_reduce" else 1
     local = rounds * (L - 1) / L * call.nbytes / call.inner.beta
     across = rounds * (N - 1) / N * (call.nbytes / L) / call.outer.beta
-    pieces = max(1.0, call.nbytes / n / call.piece)  # of that size, across nodes
+    messages = call.pieces(call.nbytes / n, L + 1)
+    pieces = messages if call.slot_bytes else max(1.0, call.nbytes / n / call.piece)  # of that size, across nodes
     latency = rounds * (call.inner.alpha + (N - 1) * call.outer.alpha)
     roundings = {"all_reduce": N + 1, "reduce_scatter": N, "all_gather": 1}[call.collective]
-    bandwidth = max(local, across) + min(local, across) / pieces
-    return Terms(latency, bandwidth, rounds * N, rounds * (n - 1) / n * call.nbytes, roundings)
+    if pieces > call.window:
+        bandwidth = max(local, across) + min(local, across) / pieces
+    else:  # as in a ring: the first piece goes all the way, and the others follow it through the last step
+        step = max(local / (rounds * N), across / (rounds * (N - 1)))
+        way = (local + across) / pieces + (pieces - 1) / pieces * step
+        bandwidth = max(way, max(local, across) - latency)
+    sent = rounds * (n - 1) / n * call.nbytes
+    return Terms(latency, bandwidth, rounds * N, sent, roundings, rounds * (N * L - 1) * messages)
 
 
 @algorithm("multimem", "all_reduce")
@@ -404,7 +480,8 @@ def multimem(call: Call) -> Terms | str:
     if not (call.multicast and call.mapped):
         return "it needs mapped peers and a switch with multicast"
     sent = call.nbytes + call.nbytes / call.n
-    return Terms(2 * call.inner.alpha, sent / call.inner.beta, 2, sent, 2)
+    messages = 2 * call.n * call.pieces(call.nbytes / call.n, call.n)  # half of them are flags alone
+    return Terms(2 * call.inner.alpha, sent / call.inner.beta, 2, sent, 2, messages)
 
 
 DIRECT = ("one_shot", "two_shot")  # add in rank order with one rounding at the end: the same bits at every size
@@ -415,8 +492,8 @@ DIRECT = ("one_shot", "two_shot")  # add in rank order with one rounding at the 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An algorithm's prediction for a call. Seconds, bytes, bytes a second; ``excluded`` says why it may not be taken
-    (the figures are 0 if it could not be predicted at all)."""
+    """An algorithm's prediction for a call. Seconds, bytes, bytes a second; ``latency`` is all that is not bandwidth;
+    ``excluded`` says why it may not be taken (the figures are 0 if it could not be predicted at all)."""
 
     algorithm: str
     protocol: str
@@ -452,21 +529,30 @@ def candidates(
     if nbytes < 0:
         raise ValueError(f"a size of {nbytes} bytes")
     found = []
-    for name, (collectives, protocols, _) in ALGORITHMS.items():
+    for name, (collectives, _, _) in ALGORITHMS.items():
         if collective not in collectives:
             continue
-        possible = [
-            _candidate(name, protocol, collective, nbytes, topology, profile)
-            for protocol in protocols
-            # A flag in every word works by stores, so only between mapped peers.
-            if protocol == "signal" or (protocol in profile.protocols and topology.mapped and topology.nodes == 1)
-        ]
-        candidate = min(possible, key=lambda c: c.time)
+        candidate = predict(name, collective, nbytes, topology, profile)
         if not candidate.excluded:
             excluded = _excluded(name, collective, topology, reproducible, available)
             candidate = dataclasses.replace(candidate, excluded=excluded)
         found.append(candidate)
     return sorted(found, key=lambda c: (bool(c.excluded), not c.steps, c.time))
+
+
+def predict(name: str, collective: str, nbytes: float, topology: Topology, profile: Profile) -> Candidate:
+    """One algorithm's prediction, with the protocol that is used: the faster one, or the one that tricoll would take.
+
+    ``excluded`` says why, if the algorithm cannot serve the call at all.
+    """
+    protocols = ALGORITHMS[name][1]
+    # A flag in every word works by stores, so only between mapped peers.
+    packed = "packed" in protocols and "packed" in profile.protocols and topology.mapped and topology.nodes == 1
+    usable = ["signal"] + ["packed"] * packed
+    if profile.slot_bytes:  # what tricoll sends: see dispatch.flagged
+        usable = ["packed"] if packed and collective == "all_reduce" else ["signal"]
+    possible = [_candidate(name, protocol, collective, nbytes, topology, profile) for protocol in usable]
+    return min(possible, key=lambda c: c.time)
 
 
 def _candidate(
@@ -475,18 +561,22 @@ def _candidate(
     n = topology.world_size
     inner = profile.link(protocol, "mapped" if topology.mapped else "put")
     outer = profile.link(protocol, "inter") if topology.nodes > 1 else inner
+    slot_bytes = profile.slot_bytes / (16 if protocol == "packed" else 1)  # see dispatch.slot_bytes
     call = Call(
         collective, nbytes, n, topology.node_size, topology.nodes, inner, outer, profile.piece, topology.mapped,
-        profile.multicast,
+        profile.multicast, slot_bytes, profile.window, profile.channels,
     )  # fmt: skip
     terms = ALGORITHMS[name][2](call) if n > 1 else Terms(0.0, 0.0, 0, 0.0, 1)
     if isinstance(terms, str):
         return Candidate(name, protocol, 0.0, 0.0, 0.0, 0.0, 0.0, 0, 0.0, 0, terms)
-    latency = terms.latency + (profile.protocols[protocol].base if n > 1 else 0.0)
-    time = latency + terms.bandwidth
+    fixed, mean = profile.protocols[protocol], terms.mean if profile.shared else 1.0
+    once = fixed.base + profile.overheads.get(collective, {}).get(name, 0.0)
+    latency = terms.latency + (once + fixed.message * terms.messages * mean if n > 1 else 0.0)
+    bandwidth = terms.sent * mean / inner.beta if profile.shared else terms.bandwidth
+    time = latency + bandwidth
     rates = algbw(nbytes, time), busbw(collective, nbytes, time, n)
     return Candidate(
-        name, protocol, latency, terms.bandwidth, time, *rates, terms.steps, terms.sent, terms.roundings
+        name, protocol, latency, bandwidth, time, *rates, terms.steps, terms.sent, terms.roundings
     )  # fmt: skip
 
 
