@@ -21,6 +21,9 @@ hypothesis.settings.register_profile("quick", max_examples=25, derandomize=True,
 hypothesis.settings.register_profile("thorough", max_examples=2000, **common)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+# Whatever has been measured on this machine: the same choices in every run.
+os.environ.setdefault("TRICOLL_PROFILE", "host")
+
 TALLY = collections.Counter()
 
 

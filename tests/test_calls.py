@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import tricoll
-from tricoll import calls, dispatch
+from tricoll import calls, cost, dispatch
 from tricoll.workspace import settings_for
 
 CPU = torch.device("cpu")
 
 
 def prepare(rank=0, world_size=4, **settings):
-    return calls.Prepare(rank, world_size, settings_for(**settings), CPU)
+    return calls.Prepare(rank, world_size, settings_for(**settings), cost.PROFILES["host"], CPU)
 
 
 REFUSED = {
@@ -105,7 +105,7 @@ REFUSED = {
         "a switch with multicast",
     ),
     "nothing to receive in": (
-        lambda p: calls.Prepare(1, 4, p.settings, CPU).scatter(None, 0, None, None),
+        lambda p: calls.Prepare(1, 4, p.settings, p.profile, CPU).scatter(None, 0, None, None),
         ValueError,
         "rank 1 gets a part of rank 0's tensor: give out",
     ),
@@ -145,7 +145,7 @@ def test_a_fingerprint_tells_calls_apart():
     ]
     assert len(set(different)) == len(different)
     assert all(0 <= f < 2**24 for f in different)
-    other = calls.Prepare(3, 4, p.settings, CPU)
+    other = calls.Prepare(3, 4, p.settings, p.profile, CPU)
     send, recv = p.pair("send", x, 3, None).call, other.pair("recv", x.clone(), 0, None).call
     assert send.fingerprint == recv.fingerprint
     half = torch.ones(64, dtype=torch.float16)

@@ -302,7 +302,7 @@ def test_bad_profiles(tmp_path, change, said):
 
 
 def test_no_such_profile(tmp_path):
-    with pytest.raises(ValueError, match="'a100' is neither a file nor one of the profiles lesson, nvlink"):
+    with pytest.raises(ValueError, match="'a100' is neither a file nor one of the profiles host, lesson, nvlink"):
         cost.load_profile("a100")
     (tmp_path / "text").write_text("alpha")
     with pytest.raises(ValueError, match="text: "):

@@ -69,6 +69,7 @@ class Communicator:
         self, fabric: Fabric, settings: dispatch.Settings, timeout: float, check: bool, profile: cost.Profile
     ) -> None:
         settings = replace(settings, multicast=settings.mapped and fabric.multicast)
+        profile = replace(profile, multicast=profile.multicast and not fabric.emulated)
         self._fabric, self._settings, self._timeout, self._check = fabric, settings, timeout, check
         self._calls, self._seconds = 0, 0.0
         self._unusable = ""

@@ -59,7 +59,8 @@ def init(
         reproducible: choose only algorithms whose bits depend on the ranks' values alone, whatever the size and place
             of an element: one_shot and two_shot. None: TRICOLL_REPRODUCIBLE (0 or 1), else no.
         profile: the machine's constants, by which algo="auto" chooses: a built-in name ("host", "nvlink", ...) or a
-            file, see :mod:`tricoll.cost`. None: TRICOLL_PROFILE, else "host".
+            file, see :mod:`tricoll.cost`. None: TRICOLL_PROFILE, else what ``tricoll tune`` has stored for this
+            machine, else "host".
         tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
     Raises:
@@ -110,7 +111,11 @@ def connect(
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
     chosen = settings_for(**settings)
-    constants = profile or os.environ.get("TRICOLL_PROFILE") or "host"
+    constants = profile or os.environ.get("TRICOLL_PROFILE")
+    if constants is None:
+        from . import tune
+
+        constants = tune.find("host", world_size, chosen.node_size, "mapped" if chosen.mapped else "put") or "host"
     constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
     host = HostFabric(store, rank, world_size, timeout, tiles)
     try:

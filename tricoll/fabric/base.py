@@ -67,6 +67,7 @@ class Fabric(Protocol):
     world_size: int
     device: torch.device
     multicast: bool  # whether heaps have a multicast address
+    emulated: bool  # whether that is only there to be tested
     channels: int  # how many programs are worth having
     counters: Counters
     asynchronous: bool  # whether kernels may run in threads of their own, beside the caller

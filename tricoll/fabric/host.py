@@ -84,7 +84,7 @@ class HostFabric:
 
     name = "host"
     channels = 1
-    multicast = True  # emulated
+    multicast = emulated = True
     device = torch.device("cpu")
     asynchronous = True
 

@@ -306,7 +306,7 @@ class SimFabric:
 
     name = "sim"
     channels = 1
-    multicast = True  # emulated
+    multicast = emulated = True
     device = torch.device("cpu")
     asynchronous = False  # the scheduler decides who runs
 
