@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,7 +35,8 @@ def assert_named(outcomes, culprit, kinds, limit):
         if rank != culprit:
             seconds, (kind, text) = outcome
             assert kind in kinds, (rank, kind, text)
-            assert f"ranks [{culprit}]" in text, (rank, text)
+            # Others that have failed for the same reason may have left by now, and are named, too.
+            assert re.search(rf"ranks \[(\d+, )*{culprit}[\],]", text), (rank, text)
             assert f"rank {rank}, call" in text
             assert seconds < limit, (rank, seconds, text)
 
@@ -305,7 +307,7 @@ def test_ranks_that_do_not_join_are_named(monkeypatch):
     store = torch.distributed.HashStore()
     start = time.monotonic()
     with pytest.raises(tricoll.CollectiveTimeout, match=r"ranks \[1, 2\] of 3 did not join within 0.5 s"):
-        host.HostFabric(store, 0, 3, timeout=0.5).allocate(1024)
+        host.HostFabric(store, 0, 3, timeout=0.5).allocate(1024, {})
     assert time.monotonic() - start < 2
 
 
