@@ -359,7 +359,7 @@ def test_the_command(profiles, tmp_path):
     run = lambda *arguments: CliRunner().invoke(
         app, ["tune", "--ranks", "2", *map(str, arguments)], env={"COLUMNS": "120"}
     )
-    small = ("--max", "16K", "--calls", "1", "--passes", "1")
+    small = ("--max-bytes", "16K", "--calls", "1", "--passes", "1")
     result = run(*small, "--plot", tmp_path / "tuned.png")
     assert result.exit_code == 0, result.output
     path = profiles / "host-2x2-mapped.json"
@@ -386,5 +386,5 @@ def test_the_command(profiles, tmp_path):
 
 
 def test_wrong_arguments():
-    result = CliRunner().invoke(app, ["tune", "--min", "2M", "--max", "1M"])
+    result = CliRunner().invoke(app, ["tune", "--min-bytes", "2M", "--max-bytes", "1M"])
     assert result.exit_code == 2 and "0 < least <= most" in result.stderr

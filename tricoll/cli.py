@@ -248,9 +248,9 @@ def tune_fabric(
     link: Annotated[str, typer.Option(help="mapped, put, or auto as in tricoll.init.")] = "auto",
     node_size: Annotated[int, typer.Option(min=0, help="Ranks a node. Default: all in one.")] = 0,
     least: Annotated[
-        str, typer.Option("--min", help="Smallest size, of the whole buffer: 1K (2^10), 1kB (10^3).")
+        str, typer.Option("--min-bytes", help="Smallest size, of the whole buffer: 1K (2^10), 1kB (10^3).")
     ] = "1K",
-    most: Annotated[str, typer.Option("--max", help="Largest size.")] = "64M",
+    most: Annotated[str, typer.Option("--max-bytes", help="Largest size.")] = "64M",
     factor: Annotated[float, typer.Option(min=1.1, help="From one size to the next.")] = 2.0,
     calls: Annotated[int, typer.Option(min=1, help="Timed calls of each algorithm at each size in a pass.")] = 3,
     passes: Annotated[int, typer.Option(min=1, help="Passes over everything; medians are taken over all.")] = 5,
@@ -273,8 +273,8 @@ def tune_fabric(
 
     \b
     Examples:
-      tricoll tune --ranks 4 --plot tuned.png       some minutes
-      tricoll tune --ranks 2 --max 1M --passes 2    a first look
+      tricoll tune --ranks 4 --plot tuned.png                  some minutes
+      tricoll tune --ranks 2 --max-bytes 1M --passes 2         a first look
       torchrun --nproc-per-node 4 --no-python tricoll tune     with the ranks of a job
     """
     from . import tune, units

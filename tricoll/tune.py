@@ -314,7 +314,7 @@ def fit(points: Sequence[Point], origin: Mapping[str, Any], name: str = "tuned")
 
     target, settings = Target(**origin["target"]), origin["settings"]
     whole = sorted({point.nbytes for point in points})
-    held_out = frozenset(whole[HOLD_OUT - 2 :: HOLD_OUT])
+    held_out = frozenset(whole[HOLD_OUT - 2 : -1 : HOLD_OUT])  # none is beyond those that are fitted
     fitted = [point for point in points if point.nbytes not in held_out]
     shared = target.fabric == "host"  # one machine, whose cores do all the sending; "nodes" are made up
     kinds = [target.link] + ["inter"] * (target.topology.nodes > 1 and not shared)
@@ -367,7 +367,13 @@ def fit(points: Sequence[Point], origin: Mapping[str, Any], name: str = "tuned")
     found = least_squares(
         residuals, start, bounds=(LEAST, np.inf), x_scale=start, loss="cauchy", f_scale=0.1, max_nfev=MOST_STEPS
     )
-    best = profile(found.x)
+    constants = found.x
+    seconds = np.arange(len(start)) >= common  # which of the constants are: not those that stand for beta
+    seconds[[0, 1, *range(2, 2 + 2 * len(kinds), 2)]] = True
+    if packed:
+        seconds[[common - 3, common - 2]] = True
+    constants[seconds & (constants < NOTHING)] = 0.0
+    best = profile(constants)
     errors = predict(points, best, target.topology) / np.array([point.seconds for point in points]) - 1
     judged = [_judge(c, nbytes, points, best, target, nbytes in held_out) for c, nbytes in _cases(points)]
     return Fit(best, dict(zip(points, errors.tolist())), judged, held_out)
@@ -375,6 +381,7 @@ def fit(points: Sequence[Point], origin: Mapping[str, Any], name: str = "tuned")
 
 MICRO = 1e-6  # seconds, and seconds a kilobyte
 LEAST = 1e-6  # of a constant: infinite bandwidths and logarithms of 0 are no use
+NOTHING = 1e-3  # a nanosecond: what is less is reported as 0
 
 
 def _link(alpha: float, slowness: float) -> Link:
