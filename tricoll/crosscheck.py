@@ -103,14 +103,13 @@ def median(found: Sequence[Case], algorithm: str) -> float:
 # Why a ratio is not 1.
 REASONS = {
     "ring": "Each window of pieces goes all the way round before the next one starts, and waits for its last message.",
-    "tree": "Above 1: a rank works on half as many pieces ahead as a link has slots (4 here), so that with few ranks, "
-    "whose pieces soon are all on their way, each 4 pieces cost an alpha. Below 1: pieces wait less for each other "
-    "than the model has it.",
+    "tree": "A rank works on half as many pieces ahead as a link has slots (4 here). While these are on their way it "
+    "waits, so with few ranks, which soon have sent them, every 4 pieces cost an alpha.",
     "two_shot": "Every window of pieces ends with a wait for its results, alpha long, in which nothing is sent.",
     "one_shot": "Every window of pieces is sent and then waited for: alpha a window in which nothing is sent, where "
     "the model has one in all.",
-    "hierarchical": "Below 1: the model adds all latencies, and pieces hide some of each other's. Above 1: several "
-    "windows, of which each goes through all steps before the next.",
+    "hierarchical": "The shares of a step are given when the step before has passed. Where sending them takes about as "
+    "long as alpha, or longer, each step waits for an alpha in the node, and not only the first one.",
     "multimem": "Every piece's shares are put in place just before their sums are asked for: alpha a piece in which "
     "nothing is sent. The model has two in all.",
 }
@@ -158,7 +157,7 @@ def main(
     algo: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
     ranks: Annotated[list[int] | None, typer.Option(min=2, help="Default: 2 3 4 8 16 32.")] = None,
 ) -> None:
-    """Run the kernels on a virtual clock and compare with the cost model. Takes some minutes and up to 4 GB."""
+    """Run the kernels on a virtual clock and compare with the cost model. Takes a quarter of an hour and up to 6 GB."""
     from rich.console import Console
     from rich.progress import track
 

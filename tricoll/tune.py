@@ -474,8 +474,13 @@ def find(fabric: str, world_size: int, node_size: int, link: str) -> Profile | N
 # The command.
 
 
-def session(comm: Communicator, grid: Grid, samples: Path | None, fresh: bool) -> tuple[Path, list[Point]] | None:
-    """Measure with all ranks of a communicator; on rank 0, the file with all samples and the points in it."""
+def session(
+    comm: Communicator, grid: Grid, samples: Path | None, fresh: bool, where: Path
+) -> tuple[Path, list[Point]] | None:
+    """Measure with all ranks of a communicator; on rank 0, the file with all samples and the points in it.
+
+    ``samples``: that file; None: it is in the folder ``where``.
+    """
     if comm.rank:
         measure(comm, grid)
         return None
@@ -489,7 +494,7 @@ def session(comm: Communicator, grid: Grid, samples: Path | None, fresh: bool) -
         TimeRemainingColumn,
     )
 
-    path = samples or path_for(target_of(comm)).with_suffix(".samples.jsonl")
+    path = samples or (where / path_for(target_of(comm)).name).with_suffix(".samples.jsonl")
     if fresh:
         path.unlink(missing_ok=True)
     file = Samples(path, provenance(comm))
@@ -529,11 +534,12 @@ def run(
     options: dict[str, Any] = {"fabric": fabric, "link": link, "node_size": node_size, "timeout": timeout}
     if "RANK" in os.environ:
         with init(**options) as comm:
-            found = session(comm, grid, samples, fresh)
+            found = session(comm, grid, samples, fresh, folder())
     elif ranks < 2:
         raise ValueError(f"{ranks} rank has nobody to send to: --ranks 2 or more")
     else:
-        found = launch(session, ranks, grid, samples and samples.absolute(), fresh, **options)[0]
+        # Paths are settled here: ranks may have another working directory and environment than this process has now.
+        found = launch(session, ranks, grid, samples and samples.absolute(), fresh, folder().absolute(), **options)[0]
     if found is None:
         return None
     path, points = found
