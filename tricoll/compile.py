@@ -45,7 +45,7 @@ DTYPES = (
 
 # 8 warps with 16 elements a thread keep 24 KB of a ring step in flight a program. 4096 elements on 4 warps spill;
 # 2048 on 8 take 150 registers for half the bytes; 4096 on 16 take the whole register file.
-GPU = dispatch.Settings(mapped=True, channels=16, slots=4, slot_bytes=1 << 20, window=2, block=4096)
+GPU = dispatch.Settings(mapped=True, channels=16, slots=4, slot_bytes=1 << 20, window=2, block=4096, node_size=4)
 WARPS = 8
 WORLD_SIZE = 8
 # Left to itself, ptxas spills to reach 128 registers a thread, two programs an SM, which a collective has no use for.
@@ -91,7 +91,7 @@ SHAPES = {
     "hierarchical.reduce_scatter": Shape(("OS", "OS", *"QQQ"), 3, 5, around=("QAWS", "QRAWS", "QRAK"), tells=4),
     "hierarchical.all_gather": Shape(("OS", *"PPP", "RK"), 5, 3, around=("RWSK", "RWSK", "RWK"), tells=4),
     "exchange.exchange": Shape(("OS", "OKS", "RK"), 1, 1),
-    "multimem.all_reduce": Shape(("OS", "RK"), 1, 1),
+    "multimem.all_reduce": Shape(("OS", "RAK"), 1, 1),
     "flagged.all_reduce": Shape((), 0, 0, polls=2),
 }
 

@@ -29,9 +29,10 @@ def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
         flags = link.LINE // 8 * (1 + 2 * links)
         slots = links * s.slots * dispatch.slot_bytes(family, world_size, s) * (1 if s.mapped else 2)
         words = flags + slots // 8
-        result[family] = Part(start, words, words if family == "flagged" else flags, counter, s.channels + 2 * links)
+        counters = -(-(s.channels + 2 * links) // 16) * 16  # kernels are compiled for pointers to multiples of 16 bytes
+        result[family] = Part(start, words, words if family == "flagged" else flags, counter, counters)
         start += words
-        counter += s.channels + 2 * links
+        counter += counters
     return result
 
 

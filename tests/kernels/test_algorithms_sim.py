@@ -170,7 +170,7 @@ def test_levels_overlap(simulate, n, node_size):
     Puts, because they leave the rank free: a store keeps it as long as the link takes.
     """
     nodes, part, beta = n // node_size, 2048 * 4, 1e9  # bytes a rank
-    inside = 2 * nodes * part / beta  # to every other rank of the node, over a link of its own
+    inside = (node_size - 1) * 2 * nodes * part / beta  # to the other ranks of the node, through one port
 
     def time(window, slow):
         profile = {"intra": LinkProfile(1e-7, beta), "inter": LinkProfile(1e-7, slow)}
@@ -178,7 +178,7 @@ def test_levels_overlap(simulate, n, node_size):
         step = one(("hierarchical", "all_reduce"), n, n * 2048)
         return played(simulate, n, [step], node_size, profile=profile, **options).virtual_time
 
-    as_slow = beta * (nodes - 1) / nodes  # the rail takes as long as the node
+    as_slow = beta * (nodes - 1) / nodes / (node_size - 1)  # the rail takes as long as the node
     times = [time(window, as_slow) for window in (1, 2, 4)]
     assert times == sorted(times, reverse=True)
     assert inside < times[2] < times[1] < 0.67 * (inside + inside)
