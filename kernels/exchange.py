@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import link, shmem
+from . import chunks, group, link, shmem
 from .jit import jit
 from .numerics import Reduction
 from .tiles import transfer
@@ -47,10 +47,8 @@ class Part(NamedTuple):
 @jit
 def _part(net, work, row, rank):
     # ``row`` of the table: 0 for what is sent to a rank, 2 for what comes from it.
-    at = shmem.load(work.table + row * work.world + rank)
+    at = chunks.start(work.table, row * work.world + rank, work.ALIGNED)
     size = shmem.load(work.table + (row + 1) * work.world + rank)
-    if work.ALIGNED:
-        at = at // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
     share = (max(size, 0) + net.channels - 1) // net.channels
     share = (share + 15) // 16 * 16
     start = share * shmem.channel()
@@ -76,7 +74,7 @@ def _send(call, net, work, red, ok, j, to, OP: tl.constexpr, BLOCK: tl.constexpr
         own, n = work.x + part.at + j * work.piece, max(min(work.piece, part.size - j * work.piece), 0)
         if to == net.me:
             keep = work.out + _part(net, work, 2, to).at + j * work.piece
-            mine = link.slot(link.from_rank(call, net, net.me, to, to, WIRE), call, j)
+            mine = link.slot(link.from_member(call, net, to, WIRE), call, j)
             if ok == 1:
                 transfer(own, mine, keep, mine, n, red, True, False, True, True, False, OP, BLOCK)
         else:
@@ -84,13 +82,7 @@ def _send(call, net, work, red, ok, j, to, OP: tl.constexpr, BLOCK: tl.constexpr
                 _sized(call, work, 0, to), call.epoch, call.timeout, call.abort, call.status,
                 call.MAPPED, call.SLOTS, call.SLOT,
             )  # fmt: skip
-            tx, k = link.to_rank(call, net, net.me, to, to, WIRE), shmem.load(link.sent(net, to)) + j
-            if ok == 1:
-                ok = link.acquire(tx, sized, k)
-            if ok == 1:
-                send = link.slot(tx, call, k)
-                transfer(own, send, own, send, n, red, True, False, False, True, False, OP, BLOCK)
-                link.publish(tx, sized, k, n * (WIRE.primitive_bitwidth // 8))
+            ok = group.send(sized, net, to, j, own, own, own, n, red, ok, True, False, False, OP, BLOCK, WIRE)
     return ok
 
 
@@ -103,14 +95,8 @@ def _receive(call, net, work, red, ok, j, source, OP: tl.constexpr, BLOCK: tl.co
             _sized(call, work, 2, source), call.epoch, call.timeout, call.abort, call.status,
             call.MAPPED, call.SLOTS, call.SLOT,
         )  # fmt: skip
-        rx, k = link.from_rank(call, net, net.me, source, source, WIRE), shmem.load(link.received(net, source)) + j
-        if ok == 1:
-            ok = link.await_data(rx, sized, k)
-        if ok == 1:
-            recv, keep = link.slot(rx, call, k), work.out + part.at + j * work.piece
-            n = max(min(work.piece, part.size - j * work.piece), 0)
-            transfer(recv, recv, keep, recv, n, red, False, True, True, False, False, OP, BLOCK)
-            link.release(rx, sized, k)
+        out, n = work.out + part.at + j * work.piece, max(min(work.piece, part.size - j * work.piece), 0)
+        ok = group.receive(sized, net, source, j, out, n, red, ok, OP, BLOCK, WIRE)
     return ok
 
 
@@ -125,11 +111,11 @@ def exchange(
     """Move parts of x into parts of out. ``pieces``: the most of any part of this rank; ``counted``: 1 if all ranks
     take part, else 0. x and out may be the same memory if what is sent to a rank and what comes from it have one place.
     """
-    piece = piece // 16 * 16  # as in _part
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    net = link.Net(heap, bases, counters, world, channels, me)
+    net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     work = Work(x, out, table, world, piece, ALIGNED)
     red = Reduction(world, scale)
     ok = 1
@@ -148,5 +134,5 @@ def exchange(
             link.advance(link.sent(net, rank), sends)
             link.advance(link.received(net, rank), receives)
         elif sends + receives > 0:
-            tx, rx = link.to_rank(call, net, me, rank, rank, WIRE), link.from_rank(call, net, me, rank, rank, WIRE)
+            tx, rx = link.to_member(call, net, rank, WIRE), link.from_member(call, net, rank, WIRE)
             link.give_up(tx, rx, call, me)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
-from . import link, shmem
+from . import chunks, group, link, shmem
 from .jit import TORCH, jit, program
 from .numerics import Reduction, accumulator, combine, combine_, enter, finish, finish_, narrow, scale_, widen
 
@@ -37,18 +37,18 @@ class Message(NamedTuple):
 
 
 @jit
-def _message(heap, bases, me, world, channels, call, k, words):
+def _message(call, net, k, words):
     # Of ``words`` with data.
-    net = link.Net(heap, bases, heap, world, channels, me)
     place = k % call.SLOTS * call.SLOT
-    line = link.from_rank(call, net, me, me * 0, me * 0, tl.int64).slots + place
-    mine = link.from_rank(call, net, me, me, me, tl.int64).slots + place
+    line = link.from_member(call, net, net.me * 0, tl.int64).slots + place
+    mine = link.from_member(call, net, net.me, tl.int64).slots + place
     generation = k // call.SLOTS + 1
     sent = max(words, 1)
     if generation % 32768 == 0:
         sent = sent * 0 + call.SLOT
     flag = generation % 65536 * 65536 + call.fingerprint % 65536
-    return Message(line, mine, channels * call.SLOTS * call.SLOT, bases, me, world, flag, words, sent)
+    stride = net.channels * call.SLOTS * call.SLOT
+    return Message(line, mine, stride, net.bases, net.me, net.count, flag, words, sent)
 
 
 @jit
@@ -168,8 +168,8 @@ def take(x, out, n, message, k, call, red, ok, OP: tl.constexpr, WIRE: tl.conste
 
 @jit
 def all_reduce(
-    x, out, heap, bases, counters, status,
-    numel: tl.int64, piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
+    x, out, heap, bases, counters, status, edges,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
     fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
@@ -178,14 +178,15 @@ def all_reduce(
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
+    net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     red = Reduction(world, scale)
     base = shmem.load(counters + channels + c)
     ok = 1
     for j in range(0, pieces):
         at = c * pieces * piece + j * piece
-        n = max(min(piece, numel - at), 0)
+        n = chunks.count(edges, 0, at, piece)
         words = (n * (WIRE.primitive_bitwidth // 8) + 3) // 4
-        message = _message(heap, bases, me, world, channels, call, base + j, words)
+        message = _message(call, net, base + j, words)
         if ok == 1:
             give(x + at, n, message, red, OP, WIRE, BLOCK)
         ok = take(x + at, out + at, n, message, base + j, call, red, ok, OP, WIRE, BLOCK)
@@ -194,8 +195,4 @@ def all_reduce(
         shmem.store(counters + c, epoch)
         shmem.store(counters + channels + c, base + pieces)
     else:
-        net = link.Net(heap, bases, counters, world, channels, me)
-        for turn in range(1, world):
-            rank = (me + turn) % world
-            tx, rx = link.to_rank(call, net, me, rank, rank, WIRE), link.from_rank(call, net, me, rank, rank, WIRE)
-            link.give_up(tx, rx, call, me)
+        group.give_up(call, net, WIRE)

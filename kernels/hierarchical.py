@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import chunks, link, shmem
+from . import chunks, group, link, shmem
 from .jit import jit
 from .numerics import Reduction
-from .tiles import Peers, Shares, join, transfer
+from .tiles import join
 
 
 class Work(NamedTuple):
@@ -41,16 +41,6 @@ class Work(NamedTuple):
     local: object  # which rank of its node
     size: object  # ranks a node
     ALIGNED: object  # whether chunks start at multiples of 16
-
-
-@jit
-def _to(call, net, work, number, WIRE: tl.constexpr):
-    return link.to_rank(call, net, work.local, number, work.node * work.size + number, WIRE)
-
-
-@jit
-def _from(call, net, work, number, WIRE: tl.constexpr):
-    return link.from_rank(call, net, work.local, number, work.node * work.size + number, WIRE)
 
 
 @jit
@@ -76,57 +66,10 @@ def _give(
         for turn in range(0, work.size):
             number = (work.local + turn) % work.size
             chunk = s * work.size + number
-            own, n = (
-                work.x + chunks.start(work.edges, chunk, work.ALIGNED) + at,
-                chunks.count(work.edges, chunk, at, work.piece),
-            )
-            if number == work.local:
-                k = shmem.load(link.received(net, number)) + m + j
-                mine = link.slot(_from(call, net, work, number, WIRE), call, k)
-                if ok == 1:
-                    transfer(own, mine, own, mine, n, red, True, False, False, True, False, OP, BLOCK)
-            else:
-                tx, k = _to(call, net, work, number, WIRE), shmem.load(link.sent(net, number)) + m + j
-                if ok == 1:
-                    ok = link.acquire(tx, call, k)
-                if ok == 1:
-                    send = link.slot(tx, call, k)
-                    transfer(own, send, own, send, n, red, True, False, False, True, False, OP, BLOCK)
-                    link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))
+            n = chunks.count(work.edges, chunk, at, work.piece)
+            own = work.x + chunks.start(work.edges, chunk, work.ALIGNED) + at
+            ok = group.give(call, net, number, m + j, own, n, red, ok, OP, BLOCK, WIRE)
     return ok
-
-
-@jit
-def _await_node(call, net, work, ok, m, WIRE: tl.constexpr):
-    for turn in range(1, work.size):
-        number = (work.local + turn) % work.size
-        if ok == 1:
-            rx = _from(call, net, work, number, WIRE)
-            ok = link.await_data(rx, call, shmem.load(link.received(net, number)) + m)
-    return ok
-
-
-@jit
-def _acquire_node(call, net, work, ok, m, WIRE: tl.constexpr):
-    for turn in range(1, work.size):
-        number = (work.local + turn) % work.size
-        if ok == 1:
-            ok = link.acquire(_to(call, net, work, number, WIRE), call, shmem.load(link.sent(net, number)) + m)
-    return ok
-
-
-@jit
-def _publish_node(call, net, work, m, nbytes, WIRE: tl.constexpr):
-    for turn in range(1, work.size):
-        number = (work.local + turn) % work.size
-        link.publish(_to(call, net, work, number, WIRE), call, shmem.load(link.sent(net, number)) + m, nbytes)
-
-
-@jit
-def _release_node(call, net, work, m, WIRE: tl.constexpr):
-    for turn in range(1, work.size):
-        number = (work.local + turn) % work.size
-        link.release(_from(call, net, work, number, WIRE), call, shmem.load(link.received(net, number)) + m)
 
 
 @jit
@@ -138,19 +81,17 @@ def _hop(
     # on. RECV: take what was message k - window on of the rail. SEND: pass it on as k on. SPREAD: give it to the
     # others of this node as messages ``again`` on. Without SHARES and RECV, it lies in this rank's own slot.
     chunk = s * work.size + work.local
-    zero, stride = work.local * 0, net.channels * call.SLOTS * call.SLOT
     tx, rx = _to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE)
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
-        n, received = (
-            chunks.count(work.edges, chunk, at, work.piece),
-            shmem.load(link.received(net, work.size)) + k - window + j,
-        )
+        n = chunks.count(work.edges, chunk, at, work.piece)
         sent = shmem.load(link.sent(net, work.size)) + k + j
+        received = shmem.load(link.received(net, work.size)) + k - window + j
         own = shmem.load(link.received(net, work.local)) + again + j
-        recv = link.slot(rx, call, received) if RECV else link.slot(_from(call, net, work, work.local, WIRE), call, own)
+        mine = link.from_member(call, net, work.local, WIRE)
+        recv = link.slot(rx, call, received) if RECV else link.slot(mine, call, own)
         if SHARES:
-            ok = _await_node(call, net, work, ok, m + j, WIRE)
+            ok = group.await_all(call, net, ok, m + j, WIRE)
         if RECV:
             if ok == 1:
                 ok = link.await_data(rx, call, received)
@@ -158,17 +99,10 @@ def _hop(
             if ok == 1:
                 ok = link.acquire(tx, call, sent)
         if SPREAD:
-            ok = _acquire_node(call, net, work, ok, again + j, WIRE)
+            ok = group.acquire_all(call, net, 0, net.count, ok, again + j, WIRE)
         if ok == 1:
-            shares = Shares(
-                _from(call, net, work, zero, WIRE).slots, stride, link.received(net, zero), net.channels, m + j,
-                work.size, call.SLOTS, call.SLOT,
-            )  # fmt: skip
-            peers = Peers(
-                link.outgoing(call, net, work.local, zero, 1, WIRE), stride, net.bases, net.me,
-                work.node * work.size, work.size, link.sent(net, zero), net.channels, again + j,
-                call.MAPPED, call.SLOTS, call.SLOT,
-            )  # fmt: skip
+            shares = group.shares(call, net, m + j, WIRE)
+            peers = group.peers(call, net, 0, net.count, again + j, WIRE)
             join(
                 shares, recv, work.out + target + at, link.slot(tx, call, sent), peers, n, red,
                 SHARES, RECV, KEEP, SEND, SPREAD, LAST, ROUND, OP, BLOCK,
@@ -177,9 +111,9 @@ def _hop(
             if SEND:
                 link.publish(tx, call, sent, nbytes)
             if SPREAD:
-                _publish_node(call, net, work, again + j, nbytes, WIRE)
+                group.publish_all(call, net, 0, net.count, again + j, nbytes, WIRE)
             if SHARES:
-                _release_node(call, net, work, m + j, WIRE)
+                group.release_all(call, net, m + j, WIRE)
             if RECV:
                 link.release(rx, call, received)
     return ok
@@ -195,14 +129,9 @@ def _collect(
         for turn in range(1, work.size):
             number = (work.local + turn) % work.size
             chunk = s * work.size + number
-            rx, k = _from(call, net, work, number, WIRE), shmem.load(link.received(net, number)) + m + j
-            if ok == 1:
-                ok = link.await_data(rx, call, k)
-            if ok == 1:
-                recv, out = link.slot(rx, call, k), work.out + chunks.start(work.edges, chunk, work.ALIGNED) + at
-                n = chunks.count(work.edges, chunk, at, work.piece)
-                transfer(recv, recv, out, recv, n, red, False, True, True, False, False, OP, BLOCK)
-                link.release(rx, call, k)
+            n = chunks.count(work.edges, chunk, at, work.piece)
+            out = work.out + chunks.start(work.edges, chunk, work.ALIGNED) + at
+            ok = group.receive(call, net, number, m + j, out, n, red, ok, OP, BLOCK, WIRE)
     return ok
 
 
@@ -218,10 +147,7 @@ def _close(call, net, work, ok, inside, along, WIRE: tl.constexpr):
         link.advance(link.sent(net, work.size), along)
         link.advance(link.received(net, work.size), along)
     else:
-        for turn in range(1, work.size):
-            number = (work.local + turn) % work.size
-            tx, rx = _to(call, net, work, number, WIRE), _from(call, net, work, number, WIRE)
-            link.give_up(tx, rx, call, net.me)
+        group.give_up(call, net, WIRE)
         link.give_up(_to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE), call, net.me)
 
 
@@ -238,9 +164,9 @@ def all_reduce(
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    net = link.Net(heap, bases, counters, node_size + 1, channels, me)
-    node, nodes = me // node_size, world // node_size
-    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, me % node_size, node_size, ALIGNED)
+    node, nodes, local = me // node_size, world // node_size, me % node_size
+    net = link.Net(heap, bases, counters, node_size + 1, channels, me, local, node * node_size, node_size)
+    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, local, node_size, ALIGNED)
     red = Reduction(world, scale)
     ok = 1
     for first in range(0, pieces, WINDOW):
@@ -299,9 +225,9 @@ def reduce_scatter(
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    net = link.Net(heap, bases, counters, node_size + 1, channels, me)
-    node, nodes = me // node_size, world // node_size
-    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, me % node_size, node_size, ALIGNED)
+    node, nodes, local = me // node_size, world // node_size, me % node_size
+    net = link.Net(heap, bases, counters, node_size + 1, channels, me, local, node * node_size, node_size)
+    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, local, node_size, ALIGNED)
     red = Reduction(world, scale)
     ok = 1
     for first in range(0, pieces, WINDOW):
@@ -342,9 +268,9 @@ def all_gather(
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    net = link.Net(heap, bases, counters, node_size + 1, channels, me)
-    node, nodes = me // node_size, world // node_size
-    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, me % node_size, node_size, ALIGNED)
+    node, nodes, local = me // node_size, world // node_size, me % node_size
+    net = link.Net(heap, bases, counters, node_size + 1, channels, me, local, node * node_size, node_size)
+    work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, local, node_size, ALIGNED)
     red = Reduction(world, scale)
     ok = 1
     for first in range(0, pieces, WINDOW):
@@ -352,13 +278,8 @@ def all_gather(
         m, k = nodes * first, (nodes - 1) * first
         for j in range(0, window):  # into the own slot, in the wire dtype
             at = work.part + (first + j) * piece
-            own = shmem.load(link.received(net, work.local)) + m + j
-            mine, n = (
-                link.slot(_from(call, net, work, work.local, WIRE), call, own),
-                chunks.count(work.edges, me, at, work.piece),
-            )
-            if ok == 1:
-                transfer(x + at, mine, x + at, mine, n, red, True, False, False, True, False, OP, BLOCK)
+            n = chunks.count(work.edges, me, at, work.piece)
+            group.keep(call, net, m + j, x + at, n, red, ok, OP, BLOCK, WIRE)
         for step in range(0, nodes):
             s = (node + nodes - step) % nodes
             mine, rail = m + step * window, k + step * window

@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
 
 class Net(NamedTuple):
-    """A link between every two of some ranks, in both directions, in one family's part of the heap.
+    """A link between every two of some ranks, its members, in both directions, in one family's part of the heap.
 
     ``counters``: the epoch of each channel, then how many messages each link and channel has sent, then received.
     """
@@ -63,9 +63,12 @@ class Net(NamedTuple):
     heap: object
     bases: object
     counters: object
-    links: object  # into a rank: one from each, itself included
+    links: object  # into a rank: one from each member, itself included, and perhaps others
     channels: object
     me: object
+    here: object  # this rank's number among the members
+    base: object  # the rank of member 0; they follow each other
+    count: object  # members
 
 
 class Sender(NamedTuple):
@@ -133,7 +136,7 @@ def receiver(heap, bases, me, source, links, index, back, call, WIRE: tl.constex
     return Receiver(_slots(heap, 0, links, index, call, WIRE), _ready(heap, index), _free(there, back), there, source)
 
 
-# A net: link i comes from the net's i-th rank. ``here`` and ``there`` say which one this rank is, and the other.
+# A net: link i comes from member i. ``here`` is this rank's number at the other end, ``there`` the other's number here.
 
 
 @jit
@@ -153,16 +156,29 @@ def from_rank(call, net, here, there, rank, WIRE: tl.constexpr):
 
 
 @jit
-def outgoing(call, net, here, there, staging, WIRE: tl.constexpr):
-    """Where this rank writes what goes to number ``there``: symmetric slots if mapped, else its own staging slots.
+def to_member(call, net, number, WIRE: tl.constexpr):
+    """The sending end of the link to a member."""
+    return to_rank(call, net, net.here, number, net.base + number, WIRE)
 
-    ``staging`` is 0 where the rank writes to itself, else 1.
-    """
+
+@jit
+def from_member(call, net, number, WIRE: tl.constexpr):
+    """The receiving end of the link from a member."""
+    return from_rank(call, net, net.here, number, net.base + number, WIRE)
+
+
+@jit
+def outgoing(call, net, first, count, WIRE: tl.constexpr):
+    """Where this rank writes what goes to ``count`` members from ``first`` on: symmetric slots if mapped, else its own
+    staging slots; its receiving slots, if it is the only one."""
     c, links = shmem.channel(), net.links * net.channels
     if call.MAPPED:
-        at = _slots(net.heap, 0, links, here * net.channels + c, call, WIRE)
+        at = _slots(net.heap, 0, links, net.here * net.channels + c, call, WIRE)
     else:
-        at = _slots(net.heap, staging, links, there * net.channels + c, call, WIRE)
+        area = 1
+        if (count == 1) & (first == net.here):
+            area = 0
+        at = _slots(net.heap, area, links, first * net.channels + c, call, WIRE)
     return at
 
 

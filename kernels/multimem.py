@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import chunks, link, shmem
+from . import chunks, group, link, shmem
 from .jit import jit
 from .numerics import Reduction
 from .tiles import transfer
@@ -32,46 +32,35 @@ class Work(NamedTuple):
     edges: object  # where each chunk starts, and where the last one ends
     piece: object
     part: object  # where this channel's part of each chunk starts
-    world: object
-
-
-@jit
-def _to(call, net, rank, WIRE: tl.constexpr):
-    return link.to_rank(call, net, net.me, rank, rank, WIRE)
-
-
-@jit
-def _from(call, net, rank, WIRE: tl.constexpr):
-    return link.from_rank(call, net, net.me, rank, rank, WIRE)
 
 
 @jit
 def _share(call, net, work, red, ok, at, k, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
     # Put this rank's piece of each chunk into the slot of that chunk, and tell its owner.
-    for turn in range(0, work.world):
-        rank = (net.me + turn) % work.world
-        own, n = work.x + chunks.start(work.edges, rank, True) + at, chunks.count(work.edges, rank, at, work.piece)
-        mine = link.slot(_from(call, net, rank, WIRE), call, k)
+    for turn in range(0, net.count):
+        rank = (net.me + turn) % net.count
+        n, own = chunks.count(work.edges, rank, at, work.piece), work.x + chunks.start(work.edges, rank, True) + at
+        mine = link.slot(link.from_member(call, net, rank, WIRE), call, k)
         if ok == 1:
             transfer(own, mine, own, mine, n, red, True, False, False, True, False, OP, BLOCK)
-            link.publish(_to(call, net, rank, WIRE), call, k, n * (WIRE.primitive_bitwidth // 8))
+            link.publish(link.to_member(call, net, rank, WIRE), call, k, n * (WIRE.primitive_bitwidth // 8))
 
 
 @jit
 def _reduce(call, net, work, multicast, ok, at, k, BLOCK: tl.constexpr, WIRE: tl.constexpr):
     # When the shares of all are in place, replace them by their sum on every rank and tell all. Returns the new ``ok``.
-    for turn in range(0, work.world):
+    for turn in range(0, net.count):
         if ok == 1:
-            ok = link.await_data(_from(call, net, (net.me + turn) % work.world, WIRE), call, k)
+            ok = link.await_data(link.from_member(call, net, (net.me + turn) % net.count, WIRE), call, k)
     if ok == 1:
-        n, nbytes = (
-            chunks.count(work.edges, net.me, at, work.piece),
-            chunks.count(work.edges, net.me, at, work.piece) * (WIRE.primitive_bitwidth // 8),
+        n = chunks.count(work.edges, net.me, at, work.piece)
+        nbytes = n * (WIRE.primitive_bitwidth // 8)
+        everywhere = link.Net(
+            multicast, net.bases, net.counters, net.links, net.channels, net.me, net.here, net.base, net.count
         )
-        everywhere = link.Net(multicast, net.bases, net.counters, net.links, net.channels, net.me)
-        shmem.multicast_sum(link.slot(_from(call, everywhere, net.me, WIRE), call, k), n, BLOCK)
-        for turn in range(0, work.world):  # this rank first: it, too, must know that its own stores have come back
-            link.answer(_from(call, net, (net.me + turn) % work.world, WIRE), call, k, nbytes)
+        shmem.multicast_sum(link.slot(link.from_member(call, everywhere, net.me, WIRE), call, k), n, BLOCK)
+        for turn in range(0, net.count):  # this rank first: it, too, must know that its own stores have come back
+            link.answer(link.from_member(call, net, (net.me + turn) % net.count, WIRE), call, k, nbytes)
             nbytes = nbytes * 0  # the accounts have it once: it is one store, spread by the switch
     return ok
 
@@ -79,16 +68,15 @@ def _reduce(call, net, work, multicast, ok, at, k, BLOCK: tl.constexpr, WIRE: tl
 @jit
 def _collect(call, net, work, red, ok, at, k, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr):
     # Copy the results of all chunks to the output, as they come. Returns the new ``ok``.
-    for turn in range(0, work.world):
-        rank = (net.me + turn) % work.world
+    for turn in range(0, net.count):
+        rank = (net.me + turn) % net.count
         if ok == 1:
-            ok = link.acquire(_to(call, net, rank, WIRE), call, k + call.SLOTS)  # waits for the answer to message k
+            # Waits for the answer to message k.
+            ok = link.acquire(link.to_member(call, net, rank, WIRE), call, k + call.SLOTS)
         if ok == 1:
-            recv, out = (
-                link.slot(_from(call, net, rank, WIRE), call, k),
-                work.out + chunks.start(work.edges, rank, True) + at,
-            )
+            recv = link.slot(link.from_member(call, net, rank, WIRE), call, k)
             n = chunks.count(work.edges, rank, at, work.piece)
+            out = work.out + chunks.start(work.edges, rank, True) + at
             transfer(recv, recv, out, recv, n, red, False, True, True, False, True, OP, BLOCK)
     shmem.barrier()  # every thread has read the slots before this rank says that it has put new shares there
     return ok
@@ -107,8 +95,8 @@ def all_reduce(
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    net = link.Net(heap, bases, counters, world, channels, me)
-    work = Work(x, out, edges, piece, c * pieces * piece, world)
+    net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
+    work = Work(x, out, edges, piece, c * pieces * piece)
     red = Reduction(world, scale)
     base = shmem.load(counters + channels + c)
     ok = 1
@@ -124,6 +112,4 @@ def all_reduce(
         shmem.store(counters + c, epoch)
         shmem.store(counters + channels + c, base + pieces)
     else:
-        for turn in range(1, world):
-            rank = (me + turn) % world
-            link.give_up(_to(call, net, rank, WIRE), _from(call, net, rank, WIRE), call, me)
+        group.give_up(call, net, WIRE)

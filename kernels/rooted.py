@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
-from . import link, shmem
+from . import chunks, group, link, shmem
 from .jit import jit
 from .numerics import Reduction
 from .tiles import merge, transfer
@@ -24,7 +24,7 @@ from .tiles import merge, transfer
 class Work(NamedTuple):
     """One channel's share of the data, and this rank's place in the tree. Sizes and places are in elements."""
 
-    numel: object
+    edges: object  # where the data begin and end
     piece: object
     part: object  # where this channel's part starts
     parent: object  # -1: this rank is the root
@@ -33,39 +33,8 @@ class Work(NamedTuple):
 
 
 @jit
-def _count(work, at):
-    return max(min(work.piece, work.numel - at), 0)
-
-
-@jit
 def _child(work, number):
     return shmem.load(work.nodes + 2 + number)
-
-
-@jit
-def _to(call, net, rank, WIRE: tl.constexpr):
-    return link.to_rank(call, net, net.me, rank, rank, WIRE)
-
-
-@jit
-def _from(call, net, rank, WIRE: tl.constexpr):
-    return link.from_rank(call, net, net.me, rank, rank, WIRE)
-
-
-@jit
-def _pass_down(
-    call, net, work, red, ok, j, number, own, recv, out, n, OWN, RECV, KEEP,
-    OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr,
-):  # fmt: skip
-    # Piece j to one of the children. Returns the new ``ok``.
-    child = _child(work, number)
-    tx, k = _to(call, net, child, WIRE), shmem.load(link.sent(net, child)) + j
-    if ok == 1:
-        ok = link.acquire(tx, call, k)
-    if ok == 1:
-        transfer(own, recv, out, link.slot(tx, call, k), n, red, OWN, RECV, KEEP, True, False, OP, BLOCK)
-        link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))
-    return ok
 
 
 @jit
@@ -83,50 +52,53 @@ def _close(call, net, work, ok, down, up, WIRE: tl.constexpr):
                 link.advance(link.sent(net, rank), sends)
                 link.advance(link.received(net, rank), receives)
             else:
-                link.give_up(_to(call, net, rank, WIRE), _from(call, net, rank, WIRE), call, net.me)
+                tx, rx = link.to_member(call, net, rank, WIRE), link.from_member(call, net, rank, WIRE)
+                link.give_up(tx, rx, call, net.me)
 
 
 @jit
 def broadcast(
-    x, out, heap, bases, counters, status, nodes,
-    numel: tl.int64, piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
+    x, out, heap, bases, counters, status, edges, nodes,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
     fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out = x of the root. They may be the same memory."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    net = link.Net(heap, bases, counters, world, channels, me)
+    net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     red = Reduction(world, scale)
     parent, children = shmem.load(nodes), shmem.load(nodes + 1)
-    work = Work(numel, piece, c * pieces * piece, parent, children, nodes)
+    work = Work(edges, piece, c * pieces * piece, parent, children, nodes)
     ok = 1
     for j in range(0, pieces):
         at = work.part + j * piece
-        n, source, target = _count(work, at), x + at, out + at
-        rx, k = _from(call, net, max(parent, 0), WIRE), shmem.load(link.received(net, max(parent, 0))) + j
+        n, source, target = chunks.count(work.edges, 0, at, work.piece), x + at, out + at
+        rx, k = link.from_member(call, net, max(parent, 0), WIRE), shmem.load(link.received(net, max(parent, 0))) + j
         recv = link.slot(rx, call, k)
         if parent < 0:
-            ok = _pass_down(
-                call, net, work, red, ok, j, 0, source, recv, target, n, True, False, True, OP, BLOCK, WIRE
+            ok = group.send(
+                call, net, _child(work, 0), j, source, recv, target, n, red, ok, True, False, True, OP, BLOCK, WIRE
             )  # fmt: skip
             for number in range(1, children):
-                ok = _pass_down(
-                    call, net, work, red, ok, j, number, source, recv, target, n, True, False, False, OP, BLOCK, WIRE
+                child = _child(work, number)
+                ok = group.send(
+                    call, net, child, j, source, recv, target, n, red, ok, True, False, False, OP, BLOCK, WIRE
                 )  # fmt: skip
         else:
             if ok == 1:
                 ok = link.await_data(rx, call, k)
             if children > 0:
-                ok = _pass_down(
-                    call, net, work, red, ok, j, 0, recv, recv, target, n, False, True, True, OP, BLOCK, WIRE
+                ok = group.send(
+                    call, net, _child(work, 0), j, recv, recv, target, n, red, ok, False, True, True, OP, BLOCK, WIRE
                 )  # fmt: skip
                 for number in range(1, children):
-                    ok = _pass_down(
-                        call, net, work, red, ok, j, number, recv, recv, target, n, False, True, False, OP, BLOCK, WIRE
+                    child = _child(work, number)
+                    ok = group.send(
+                        call, net, child, j, recv, recv, target, n, red, ok, False, True, False, OP, BLOCK, WIRE
                     )  # fmt: skip
             elif ok == 1:
                 transfer(recv, recv, target, recv, n, red, False, True, True, False, False, OP, BLOCK)
@@ -137,28 +109,28 @@ def broadcast(
 
 @jit
 def reduce(
-    x, out, heap, bases, counters, status, nodes,
-    numel: tl.int64, piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
+    x, out, heap, bases, counters, status, edges, nodes,
+    piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
     fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
     WINDOW: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """out of the root = the reduction over ranks of x. A rank has two children at most, and the root has one."""
-    piece = piece // 16 * 16  # changes nothing, but lets the compiler see what allows vectors of 16 bytes
+    piece = piece // 16 * 16  # as in chunks.start
     c = shmem.channel()
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
-    net = link.Net(heap, bases, counters, world, channels, me)
+    net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     red = Reduction(world, scale)
     parent, children = shmem.load(nodes), shmem.load(nodes + 1)
-    work = Work(numel, piece, c * pieces * piece, parent, children, nodes)
+    work = Work(edges, piece, c * pieces * piece, parent, children, nodes)
     ok = 1
     for j in range(0, pieces):
         at = work.part + j * piece
-        n, own, mine = _count(work, at), x + at, _from(call, net, me, WIRE).slots
+        n, own, mine = chunks.count(work.edges, 0, at, work.piece), x + at, link.from_member(call, net, me, WIRE).slots
         first, second, up = _child(work, 0), _child(work, 1), max(parent, 0)
-        one, k = _from(call, net, first, WIRE), shmem.load(link.received(net, first)) + j
-        two, m = _from(call, net, second, WIRE), shmem.load(link.received(net, second)) + j
+        one, k = link.from_member(call, net, first, WIRE), shmem.load(link.received(net, first)) + j
+        two, m = link.from_member(call, net, second, WIRE), shmem.load(link.received(net, second)) + j
         a, b = link.slot(one, call, k), link.slot(two, call, m)
         if (ok == 1) & (children > 0):
             ok = link.await_data(one, call, k)
@@ -168,7 +140,7 @@ def reduce(
             if ok == 1:  # nobody is sent the result; the slot is where it is rounded
                 transfer(own, a, out + at, mine, n, red, True, True, True, True, True, OP, BLOCK)
         else:
-            tx, to = _to(call, net, up, WIRE), shmem.load(link.sent(net, up)) + j
+            tx, to = link.to_member(call, net, up, WIRE), shmem.load(link.sent(net, up)) + j
             send = link.slot(tx, call, to)
             if ok == 1:
                 ok = link.acquire(tx, call, to)

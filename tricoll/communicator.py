@@ -579,7 +579,6 @@ class Communicator:
             "counters": self._counters[part.counter : part.counter + part.counters],
             "status": report,
             "edges": self._table(plan.edges),
-            "numel": plan.edges[-1],
             "piece": plan.piece,
             "pieces": plan.pieces,
             "me": self.rank,
@@ -615,7 +614,7 @@ class Communicator:
         elif kernel in (rooted.broadcast, rooted.reduce):
             arguments["nodes"] = self._table(topology.rooted(collective, plan.algorithm, self.rank, n, call.root or 0))
         else:
-            arguments["root"] = n if call.root is None else call.root
+            arguments["root"], arguments["roots"] = (0, n) if call.root is None else (call.root, 1)
             arguments["ROOTED"] = call.root is not None
         self._fabric.launch(kernel, settings.channels, arguments)
         status = report.tolist()

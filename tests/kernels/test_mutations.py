@@ -15,7 +15,7 @@ from streams import FP32, ROWED, Step, callable_in, played
 import tricoll
 from tricoll import testing, workspace
 from tricoll.fabric import sim
-from tricoll.kernels import direct, exchange, flagged, hierarchical, link, multimem, ring, rooted, tiles, tree
+from tricoll.kernels import direct, exchange, flagged, group, hierarchical, link, multimem, ring, rooted, tiles, tree
 
 LINKS = ("mapped", "put")
 
@@ -492,59 +492,58 @@ MAPPED = ("mapped",)
 
 def dropped(kernel, line, scenario, links=LINKS, times=1, instead="pass"):
     """A mutant without a call; what it returned is ``instead``."""
-    return Mutant(f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__} without {line[:60]}",
-                  {kernel: [(line, instead)] * times}, scenario, links)  # fmt: skip
+    where = f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
+    return Mutant(
+        f"{where} ({scenario.calls[0][0]}) without {line[:60]}", {kernel: [(line, instead)] * times}, scenario, links
+    )
 
 
 COUNT_ONCE = "link.advance(link.sent(net, rank), once)"
 MUTANTS += [
     # Direct.
-    dropped(direct._give, "link.acquire(tx, call, k)", DIRECT, instead="1"),
-    dropped(direct._give, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", DIRECT),
-    dropped(direct._add, "ok = _await_all(call, net, work, ok, m + j, WIRE)", DIRECT),
-    dropped(direct._add, "_release_all(call, net, work, m + j, WIRE)", DIRECT),
-    dropped(direct._add_and_give, "ok = _await_all(call, net, work, ok, m + j, WIRE)", DIRECT),
-    dropped(direct._add_and_give, "_release_all(call, net, work, m + j, WIRE)", DIRECT),
+    dropped(group.send, "link.acquire(tx, call, k)", DIRECT, instead="1"),
+    dropped(group.send, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", DIRECT),
+    dropped(direct._add, "ok = group.await_all(call, net, ok, m + j, WIRE)", DIRECT),
+    dropped(direct._add, "group.release_all(call, net, m + j, WIRE)", DIRECT),
+    dropped(direct._add_and_give, "ok = group.await_all(call, net, ok, m + j, WIRE)", DIRECT),
+    dropped(direct._add_and_give, "group.release_all(call, net, m + j, WIRE)", DIRECT),
     dropped(
         direct._add_and_give,
-        "ok = link.acquire(_to(call, net, to, WIRE), call, shmem.load(link.sent(net, to)) + again)",
+        "ok = group.acquire_all(call, net, work.root, work.roots, ok, again, WIRE)",
         TWO_SHOT,
     ),
     dropped(
         direct._add_and_give,
-        "link.publish(_to(call, net, to, WIRE), call, k, n * (WIRE.primitive_bitwidth // 8))",
+        "group.publish_all(call, net, work.root, work.roots, again, n * (WIRE.primitive_bitwidth // 8), WIRE)",
         DIRECT,
     ),
-    dropped(direct._collect, "link.await_data(rx, call, k)", DIRECT, instead="1"),
-    dropped(direct._collect, "link.release(rx, call, k)", DIRECT),
+    dropped(group.receive, "link.await_data(rx, call, k)", DIRECT, instead="1"),
+    dropped(group.receive, "link.release(rx, call, k)", DIRECT),
     dropped(direct._close, COUNT_ONCE, DIRECT),
     dropped(direct._close, "link.advance(link.received(net, rank), once)", DIRECT),
     dropped(direct._close, "link.advance(link.sent(net, rank), twice)", DIRECT),
     dropped(direct._close, "link.advance(link.received(net, rank), twice)", DIRECT),
     dropped(direct._close, "shmem.store(net.counters + shmem.channel(), call.epoch)", DIFFER_DIRECT),
-    dropped(
-        direct._close,
-        "link.give_up(_to(call, net, rank, WIRE), _from(call, net, rank, WIRE), call, net.me)",
-        IMPATIENT_DIRECT,
-    ),
+    dropped(direct._close, "group.give_up(call, net, WIRE)", IMPATIENT_DIRECT),
+    dropped(group.give_up, "link.give_up(tx, rx, call, net.me)", IMPATIENT_DIRECT),
     Mutant("all links count as those of the root", {direct._number: [("number = first", "number = m")]}, DIRECT),
     Mutant("direct: another's chunk", {direct._give: [("chunk, number = to if", "chunk, number = net.me if")]}, DIRECT),
     Mutant(
-        "direct: shares of the message before", {direct._shares: [("net.channels, m,", "net.channels, m - 1,")]}, DIRECT
+        "direct: shares of the message before", {group.shares: [("net.channels, m,", "net.channels, m - 1,")]}, DIRECT
     ),
     Mutant(
         "direct: results in another slot",
-        {direct._peers: [("net.channels, m, call", "net.channels, m + 1, call")]},
+        {group.peers: [("net.channels, m,", "net.channels, m + 1,")]},
         DIRECT,
     ),
     Mutant(
         "direct: every part is the first", {direct.two_shot: [("c * pieces * piece", "0 * pieces * piece")]}, DIRECT
     ),
     # Exchange.
-    dropped(exchange._send, "link.acquire(tx, sized, k)", EXCHANGE, instead="1"),
-    dropped(exchange._send, "link.publish(tx, sized, k, n * (WIRE.primitive_bitwidth // 8))", EXCHANGE),
-    dropped(exchange._receive, "link.await_data(rx, sized, k)", EXCHANGE, instead="1"),
-    dropped(exchange._receive, "link.release(rx, sized, k)", EXCHANGE),
+    dropped(group.send, "link.acquire(tx, call, k)", EXCHANGE, instead="1"),
+    dropped(group.send, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", EXCHANGE),
+    dropped(group.receive, "link.await_data(rx, call, k)", EXCHANGE, instead="1"),
+    dropped(group.receive, "link.release(rx, call, k)", EXCHANGE),
     dropped(exchange.exchange, "link.advance(link.sent(net, rank), sends)", EXCHANGE),
     dropped(exchange.exchange, "link.advance(link.received(net, rank), receives)", EXCHANGE),
     dropped(exchange.exchange, "link.give_up(tx, rx, call, me)", IMPATIENT_EXCHANGE),
@@ -553,8 +552,8 @@ MUTANTS += [
     Mutant("exchange: pieces start over", {exchange._receive: [("part.at + j * work.piece", "part.at")]}, EXCHANGE),
     Mutant("exchange: no message for nothing", {exchange._part: [("// work.piece, 1)", "// work.piece, 0)")]}, nothing),
     # Trees from a root.
-    dropped(rooted._pass_down, "link.acquire(tx, call, k)", ROOTED, instead="1"),
-    dropped(rooted._pass_down, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", ROOTED),
+    dropped(group.send, "link.acquire(tx, call, k)", ROOTED, instead="1"),
+    dropped(group.send, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", ROOTED),
     dropped(rooted._close, "link.advance(link.sent(net, rank), sends)", ROOTED),
     dropped(rooted._close, "link.advance(link.received(net, rank), receives)", ROOTED),
     dropped(rooted.broadcast, "link.await_data(rx, call, k)", ROOTED, instead="1"),
@@ -567,24 +566,24 @@ MUTANTS += [
     dropped(rooted.reduce, "link.release(two, call, m)", ROOTED),
     Mutant("rooted: pieces start over", {rooted.broadcast: [("work.part + j * piece", "work.part")]}, ROOTED),
     # Hierarchical.
-    dropped(hierarchical._give, "link.acquire(tx, call, k)", HIERARCHICAL, instead="1"),
-    dropped(hierarchical._give, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", HIERARCHICAL),
-    dropped(hierarchical._hop, "ok = _await_node(call, net, work, ok, m + j, WIRE)", HIERARCHICAL),
+    dropped(group.send, "link.acquire(tx, call, k)", HIERARCHICAL, instead="1"),
+    dropped(group.send, "link.publish(tx, call, k, n * (WIRE.primitive_bitwidth // 8))", HIERARCHICAL),
+    dropped(hierarchical._hop, "ok = group.await_all(call, net, ok, m + j, WIRE)", HIERARCHICAL),
     dropped(hierarchical._hop, "link.await_data(rx, call, received)", HIERARCHICAL, instead="1"),
     dropped(hierarchical._hop, "link.acquire(tx, call, sent)", HIERARCHICAL, instead="1"),
-    dropped(hierarchical._hop, "ok = _acquire_node(call, net, work, ok, again + j, WIRE)", HIERARCHICAL),
+    dropped(hierarchical._hop, "ok = group.acquire_all(call, net, 0, net.count, ok, again + j, WIRE)", HIERARCHICAL),
     dropped(hierarchical._hop, "link.publish(tx, call, sent, nbytes)", HIERARCHICAL),
-    dropped(hierarchical._hop, "_publish_node(call, net, work, again + j, nbytes, WIRE)", HIERARCHICAL),
-    dropped(hierarchical._hop, "_release_node(call, net, work, m + j, WIRE)", HIERARCHICAL),
+    dropped(hierarchical._hop, "group.publish_all(call, net, 0, net.count, again + j, nbytes, WIRE)", HIERARCHICAL),
+    dropped(hierarchical._hop, "group.release_all(call, net, m + j, WIRE)", HIERARCHICAL),
     dropped(hierarchical._hop, "link.release(rx, call, received)", HIERARCHICAL),
-    dropped(hierarchical._collect, "link.await_data(rx, call, k)", HIERARCHICAL, instead="1"),
-    dropped(hierarchical._collect, "link.release(rx, call, k)", HIERARCHICAL),
+    dropped(group.receive, "link.await_data(rx, call, k)", HIERARCHICAL, instead="1"),
+    dropped(group.receive, "link.release(rx, call, k)", HIERARCHICAL),
     dropped(hierarchical._close, "link.advance(link.sent(net, number), inside)", HIERARCHICAL),
     dropped(hierarchical._close, "link.advance(link.received(net, number), inside)", HIERARCHICAL),
     dropped(hierarchical._close, "link.advance(link.sent(net, work.size), along)", HIERARCHICAL),
     dropped(hierarchical._close, "link.advance(link.received(net, work.size), along)", HIERARCHICAL),
     dropped(hierarchical._close, "shmem.store(net.counters + shmem.channel(), call.epoch)", DIFFER_HIERARCHICAL),
-    dropped(hierarchical._close, "link.give_up(tx, rx, call, net.me)", IMPATIENT_HIERARCHICAL),
+    dropped(hierarchical._close, "group.give_up(call, net, WIRE)", IMPATIENT_HIERARCHICAL),
     dropped(
         hierarchical._close,
         "link.give_up(_to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE), call, net.me)",
@@ -632,7 +631,7 @@ MUTANTS += [
     ),
     dropped(flagged.all_reduce, "shmem.store(counters + channels + c, base + pieces)", FLAGGED, MAPPED),
     dropped(flagged.all_reduce, "shmem.store(counters + c, epoch)", DIFFER_FLAGGED, MAPPED),
-    dropped(flagged.all_reduce, "link.give_up(tx, rx, call, me)", IMPATIENT_FLAGGED, MAPPED),
+    dropped(flagged.all_reduce, "group.give_up(call, net, WIRE)", IMPATIENT_FLAGGED, MAPPED),
     Mutant(
         "flagged: one slot", {flagged._message: [("place = k % call.SLOTS * call.SLOT", "place = 0")]}, FLAGGED, MAPPED
     ),
@@ -648,26 +647,26 @@ MUTANTS += [
     # In the switch.
     dropped(
         multimem._share,
-        "link.publish(_to(call, net, rank, WIRE), call, k, n * (WIRE.primitive_bitwidth // 8))",
+        "link.publish(link.to_member(call, net, rank, WIRE), call, k, n * (WIRE.primitive_bitwidth // 8))",
         MULTIMEM,
         MAPPED,
     ),
     dropped(
         multimem._reduce,
-        "link.await_data(_from(call, net, (net.me + turn) % work.world, WIRE), call, k)",
+        "link.await_data(link.from_member(call, net, (net.me + turn) % net.count, WIRE), call, k)",
         MULTIMEM,
         MAPPED,
         instead="1",
     ),
     dropped(
         multimem._reduce,
-        "link.answer(_from(call, net, (net.me + turn) % work.world, WIRE), call, k, nbytes)",
+        "link.answer(link.from_member(call, net, (net.me + turn) % net.count, WIRE), call, k, nbytes)",
         MULTIMEM,
         MAPPED,
     ),
     dropped(
         multimem._collect,
-        "link.acquire(_to(call, net, rank, WIRE), call, k + call.SLOTS)",
+        "link.acquire(link.to_member(call, net, rank, WIRE), call, k + call.SLOTS)",
         MULTIMEM,
         MAPPED,
         instead="1",
@@ -676,7 +675,7 @@ MUTANTS += [
     dropped(multimem.all_reduce, "shmem.store(counters + c, epoch)", DIFFER_MULTIMEM, MAPPED),
     dropped(
         multimem.all_reduce,
-        "link.give_up(_to(call, net, rank, WIRE), _from(call, net, rank, WIRE), call, me)",
+        "group.give_up(call, net, WIRE)",
         IMPATIENT_MULTIMEM,
         MAPPED,
     ),
