@@ -26,23 +26,22 @@ def binary_tree(rank: int, world_size: int) -> Node:
     the root and has one child. Depth: at most ceil(log2(world_size)). Source: Sanders, Speck, Traeff, "Two-tree
     algorithms for full bandwidth broadcast, reduction and scan", 2009, in the form that NCCL uses.
     """
-    bit = rank & -rank if rank else 1 << (world_size - 1).bit_length()
-    parent, side = NOBODY, 0
-    if rank:
-        parent = (rank ^ bit) | (bit << 1)
-        if parent >= world_size:
-            parent = rank ^ bit
-        side = 0 if rank < parent else 1
-    depth, at = 0, rank
-    while at:
-        step = at & -at
-        at = (at ^ step) | (step << 1) if (at ^ step) | (step << 1) < world_size else at ^ step
-        depth += 1
-    half = bit >> 1
+    half = (rank & -rank if rank else 1 << (world_size - 1).bit_length()) >> 1
     first = rank - half if rank and half else NOBODY
     while half and rank + half >= world_size:
         half >>= 1
-    return Node(parent, side, first, rank + half if half else NOBODY, depth)
+    depth, above = 0, rank
+    while above:
+        above = _parent(above, world_size)
+        depth += 1
+    parent = _parent(rank, world_size) if rank else NOBODY
+    return Node(parent, int(rank > parent != NOBODY), first, rank + half if half else NOBODY, depth)
+
+
+def _parent(rank: int, world_size: int) -> int:
+    bit = rank & -rank
+    parent = (rank ^ bit) | (bit << 1)
+    return parent if parent < world_size else rank ^ bit
 
 
 def double_binary_tree(rank: int, world_size: int) -> tuple[Node, Node]:
