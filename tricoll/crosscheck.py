@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from . import cost, schedule
+from . import cost, pages, schedule
 from .communicator import Communicator
 from .cost import Link, Topology
 from .units import show_bytes, show_rate, show_seconds
@@ -164,16 +164,16 @@ def main(
     unknown = [name for name in algo or () if name not in ALGORITHMS]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(ALGORITHMS)}", param_hint="--algo")
-    text = path.read_text() if path else ""
-    if path and not 0 <= text.find(BEGIN) < text.find(END):
-        raise typer.BadParameter(f"{path} must have these two lines:\n{BEGIN}\n{END}", param_hint="--markdown")
+    try:
+        before, after = pages.around(path, BEGIN, END) if path else ("", "")
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--markdown") from None
     todo = cases(algo or ALGORITHMS, ranks or RANKS)
     console = Console(stderr=True)
     found = [check(*case) for case in track(todo, "simulating", console=console, transient=True)]
     written = "\n".join(markdown(found)) + "\n"
     if path:
-        before, after = text.split(BEGIN)[0], text.split(END)[1]
-        path.write_text(f"{before}{BEGIN}\n{written}{END}{after}")
+        path.write_text(before + written + after)
     typer.echo(written, nl=False)
 
 

@@ -16,7 +16,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from . import oracle
+from . import oracle, pages, plots
 
 RANKS = (2, 4, 8, 16, 32, 64)
 DTYPES = (torch.float32, torch.bfloat16, torch.bfloat16)  # of input, wire and output
@@ -171,8 +171,8 @@ def run(
     from rich.table import Table
 
     # What can fail does so before the work.
-    around = _around(markdown) if markdown else ("", "")
-    figure: Any = _figure(plot) if plot else None
+    around = pages.around(markdown, BEGIN, END) if markdown else ("", "")
+    figure, axes = _figure(plot) if plot else (None, None)
     found: list[Measured] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -195,9 +195,8 @@ def run(
     if markdown:
         markdown.write_text(around[0] + _markdown(found, _conditions(dtypes, node_size, elements, seed)) + around[1])
     if plot:
-        _draw(figure, found, _names(dtypes))
-        plot.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(plot)
+        _draw(axes, found, _names(dtypes))
+        plots.save(figure, plot)
 
 
 def _names(dtypes: tuple[torch.dtype, torch.dtype, torch.dtype]) -> str:
@@ -226,29 +225,15 @@ def _markdown(found: Sequence[Measured], conditions: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _around(markdown: Path) -> tuple[str, str]:
-    text = markdown.read_text() if markdown.exists() else ""
-    before, begin, rest = text.partition(BEGIN + "\n")
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{markdown} must have these two lines; the tables go between them:\n{BEGIN}\n{END}")
-    return before + begin, end + after
-
-
-def _figure(plot: Path) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('a plot needs matplotlib: pip install "tricoll[plot]"') from error
-    figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained")
+def _figure(plot: Path) -> tuple[Any, Any]:
+    figure, axes = plots.figure(7, 4.5)
     known = sorted(figure.canvas.get_supported_filetypes())
     if plot.suffix.removeprefix(".") not in known:
         raise ValueError(f"{plot} is of no type that matplotlib can write: one of {', '.join(known)}")
-    return figure
+    return figure, axes
 
 
-def _draw(figure: Any, found: Sequence[Measured], names: str) -> None:
-    axes = figure.subplots()
+def _draw(axes: Any, found: Sequence[Measured], names: str) -> None:
     for case, marker in zip(CASES, "osD^x", strict=True):
         line = [(m.ranks, m.rms) for m in found if m.case == case]
         if line:
