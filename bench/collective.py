@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tricoll import cost
 from tricoll.tensors import premul_sum
 
 NAMES = (
@@ -60,14 +61,8 @@ class Collective:
 
 
 def busbw_factor(collective: str, n: int) -> float:
-    """What nccl-tests multiplies algbw by (its doc/PERFORMANCE.md), whatever the algorithm, on ``n`` ranks.
-
-    It makes the figure comparable with the speed of the links: that of an optimal algorithm, each of whose ranks sends
-    this share of the buffer.
-    """
-    if collective == "all_reduce":
-        return 2 * (n - 1) / n
-    return 1.0 if collective in ("broadcast", "reduce", "sendrecv") else (n - 1) / n
+    """:data:`tricoll.cost.BUSBW_FACTORS` by nccl-tests' names, on ``n`` ranks."""
+    return cost.BUSBW_FACTORS["send_recv" if collective == "sendrecv" else collective](n)
 
 
 def named(name: str) -> Collective:

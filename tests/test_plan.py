@@ -304,7 +304,7 @@ def test_pictures_say_what_to_install(run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("plan", *GIVEN, "--plot", tmp_path / "lanes.png")
     assert result.exit_code == 2
-    assert 'pip install "tricoll[bench]"' in result.stderr
+    assert 'pip install "tricoll[plot]"' in result.stderr
 
 
 # The documentation.

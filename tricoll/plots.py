@@ -32,7 +32,7 @@ def figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ImportError('pictures need Matplotlib: pip install "tricoll[bench]"') from None
+        raise ImportError('pictures need Matplotlib: pip install "tricoll[plot]"') from None
     # Without pyplot: no display is asked for, and no figure is kept alive.
     fig = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(fig)

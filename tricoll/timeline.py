@@ -96,16 +96,13 @@ class Timeline:
             ImportError: matplotlib is not installed.
             IndexError: there is no such step.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("a plot needs matplotlib: pip install 'tricoll[plot]'") from error
+        from . import plots
+
         if not self.steps:
             raise IndexError(str(self))
         chosen = self.steps[step]
         zero = min(b.ready for b in chosen.buckets)
-        figure = Figure(figsize=(9, 1.6 + 0.28 * len(chosen.buckets)), layout="constrained")
-        axes = figure.subplots()
+        figure, axes = plots.figure(9, 1.6 + 0.28 * len(chosen.buckets))
         ms = lambda t: 1e3 * (t - zero)
         for row, b in enumerate(chosen.buckets):
             axes.barh(row, ms(b.start) - ms(b.ready), left=ms(b.ready), color="#c8c8c8")
