@@ -136,6 +136,53 @@ def _collect(
 
 
 @jit
+def _sum_up(
+    call, net, work, red, ok, first, window, m, k, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
+):  # fmt: skip
+    # Reduce-scatter, all but the end: to each chunk that comes along the rail, add what the ranks of this node give.
+    # The shares of this node's own chunk are given, too, as messages m + (nodes - 1) * window on.
+    for step in range(0, work.nodes):
+        s = (work.node + 2 * work.nodes - 1 - step) % work.nodes
+        mine, rail = m + step * window, k + step * window
+        ok = _give(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+        if step == 0:
+            ok = _hop(
+                call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
+                True, False, False, True, False, False, True, OP, BLOCK, WIRE,
+            )  # fmt: skip
+        elif step < work.nodes - 1:
+            ok = _hop(
+                call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
+                True, True, False, True, False, False, True, OP, BLOCK, WIRE,
+            )  # fmt: skip
+    return ok
+
+
+@jit
+def _hand_round(
+    call, net, work, red, ok, first, window, m, k, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
+):  # fmt: skip
+    # All-gather, but for this rank's own chunk: what others have completed comes along the rail, and from the ranks of
+    # this node.
+    for step in range(0, work.nodes):
+        s = (work.node + work.nodes - step) % work.nodes
+        mine, rail = m + step * window, k + step * window
+        at = chunks.start(work.edges, s * work.size + work.local, work.ALIGNED)
+        if (step > 0) & (step < work.nodes - 1):
+            ok = _hop(
+                call, net, work, red, ok, first, window, mine, mine, rail, s, at,
+                False, True, True, True, True, False, True, OP, BLOCK, WIRE,
+            )  # fmt: skip
+        elif step > 0:
+            ok = _hop(
+                call, net, work, red, ok, first, window, mine, mine, rail, s, at,
+                False, True, True, False, True, False, True, OP, BLOCK, WIRE,
+            )  # fmt: skip
+        ok = _collect(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+    return ok
+
+
+@jit
 def _close(call, net, work, ok, inside, along, WIRE: tl.constexpr):
     # Count this kernel, and the messages of the links inside the node and along the rail; or pass on that this rank
     # has given up.
@@ -172,43 +219,14 @@ def all_reduce(
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
         m, k = 2 * nodes * first, (2 * nodes - 2) * first
-        # Reduce-scatter: to each chunk that comes along the rail, add what the ranks of this node give.
-        for step in range(0, nodes):
-            s = (node + 2 * nodes - 1 - step) % nodes
-            mine, rail = m + step * window, k + step * window
-            ok = _give(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
-            if step == 0:
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
-                    True, False, False, True, False, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            elif step < nodes - 1:
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
-                    True, True, False, True, False, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            else:  # complete: keep it, pass it on, give it to this node
-                at = chunks.start(work.edges, me, work.ALIGNED)
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine + window, rail, s, at,
-                    True, True, True, True, True, True, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-        # All-gather: what others have completed comes along the rail, and from the ranks of this node.
-        for step in range(0, nodes):
-            s = (node + nodes - step) % nodes
-            mine, rail = m + (nodes + step) * window, k + (nodes - 1 + step) * window
-            at = chunks.start(work.edges, s * node_size + work.local, work.ALIGNED)
-            if (step > 0) & (step < nodes - 1):
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
-                    False, True, True, True, True, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            elif step > 0:
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
-                    False, True, True, False, True, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            ok = _collect(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+        last = (nodes - 1) * window
+        ok = _sum_up(call, net, work, red, ok, first, window, m, k, OP, BLOCK, WIRE)
+        # The own chunk is complete: keep it, pass it on, give it to this node.
+        ok = _hop(
+            call, net, work, red, ok, first, window, m + last, m + last + window, k + last, node,
+            chunks.start(work.edges, me, work.ALIGNED), True, True, True, True, True, True, True, OP, BLOCK, WIRE,
+        )  # fmt: skip
+        ok = _hand_round(call, net, work, red, ok, first, window, m + last + window, k + last, OP, BLOCK, WIRE)
     _close(call, net, work, ok, 2 * nodes * pieces, (2 * nodes - 2) * pieces, WIRE)
 
 
@@ -233,25 +251,13 @@ def reduce_scatter(
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
         m, k = nodes * first, (nodes - 1) * first
-        for step in range(0, nodes):
-            s = (node + 2 * nodes - 1 - step) % nodes
-            mine, rail = m + step * window, k + step * window
-            ok = _give(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
-            if step == 0:
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
-                    True, False, False, True, False, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            elif step < nodes - 1:
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
-                    True, True, False, True, False, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            else:  # it goes from the accumulator to the output, not through the wire dtype
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
-                    True, True, True, False, False, True, False, OP, BLOCK, WIRE,
-                )  # fmt: skip
+        last = (nodes - 1) * window
+        ok = _sum_up(call, net, work, red, ok, first, window, m, k, OP, BLOCK, WIRE)
+        # The own chunk is complete: it goes from the accumulator to the output, not through the wire dtype.
+        ok = _hop(
+            call, net, work, red, ok, first, window, m + last, m + last, k + last, node, 0,
+            True, True, True, False, False, True, False, OP, BLOCK, WIRE,
+        )  # fmt: skip
     _close(call, net, work, ok, nodes * pieces, (nodes - 1) * pieces, WIRE)
 
 
@@ -280,24 +286,9 @@ def all_gather(
             at = work.part + (first + j) * piece
             n = chunks.count(work.edges, me, at, work.piece)
             group.keep(call, net, m + j, x + at, n, red, ok, OP, BLOCK, WIRE)
-        for step in range(0, nodes):
-            s = (node + nodes - step) % nodes
-            mine, rail = m + step * window, k + step * window
-            at = chunks.start(work.edges, s * node_size + work.local, work.ALIGNED)
-            if step == 0:
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
-                    False, False, True, True, True, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            elif step < nodes - 1:
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
-                    False, True, True, True, True, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            else:
-                ok = _hop(
-                    call, net, work, red, ok, first, window, mine, mine, rail, s, at,
-                    False, True, True, False, True, False, True, OP, BLOCK, WIRE,
-                )  # fmt: skip
-            ok = _collect(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+        ok = _hop(
+            call, net, work, red, ok, first, window, m, m, k, node, chunks.start(work.edges, me, work.ALIGNED),
+            False, False, True, True, True, False, True, OP, BLOCK, WIRE,
+        )  # fmt: skip
+        ok = _hand_round(call, net, work, red, ok, first, window, m, k, OP, BLOCK, WIRE)
     _close(call, net, work, ok, nodes * pieces, (nodes - 1) * pieces, WIRE)
