@@ -487,8 +487,8 @@ def sub_groups(comm):
 
 def test_nothing_grows_with_groups(pool):
     for seen in pool(2).run(sub_groups, limit=100):
-        assert seen[-1][0] == seen[4][0], seen
-        assert max(threads for _, threads in seen) <= 4, seen  # with those of the default group
+        (files, threads), (files_early, threads_early) = seen[-1], seen[4]  # PyTorch's own come and stay
+        assert files <= files_early and threads <= threads_early, seen
 
 
 def wrong_options(comm):
