@@ -14,7 +14,7 @@ from . import cost
 from .communicator import Communicator
 from .errors import CollectiveError, CollectiveTimeout
 from .fabric import sim
-from .fabric.base import LinkProfile
+from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
 from .workspace import settings_for
 
@@ -117,12 +117,17 @@ def connect(
 
         constants = tune.find("host", world_size, chosen.node_size, "mapped" if chosen.mapped else "put") or "host"
     constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
-    host = HostFabric(store, rank, world_size, timeout, tiles)
+    below = _fabric(fabric, store, rank, world_size, timeout, tiles)
     try:
-        return Communicator(host, chosen, timeout, check, constants)
+        return Communicator(below, chosen, timeout, check, constants)
     except BaseException:
-        host.close()
+        below.close()
         raise
+
+
+def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: float, tiles: str | None) -> Fabric:
+    """One rank of a fabric; modules of those that need something installed are imported when they are asked for."""
+    return HostFabric(store, rank, world_size, timeout, tiles)
 
 
 def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Store, int, int, str]:
