@@ -8,6 +8,7 @@ what it can do: they are told "gloo", whichever is tested, so that all that Gloo
 import contextlib
 import importlib
 import os
+import time
 import unittest
 from datetime import timedelta
 from unittest import mock
@@ -38,6 +39,13 @@ def names(world_size, folder):
     return unittest.TestLoader().getTestCaseNames(case)
 
 
+def _all_have_ended(store, world_size, timeout):
+    store.add("ended", 1)
+    deadline = time.monotonic() + timeout
+    while store.add("ended", 0) < world_size and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
 def run(comm, name, backend, folder, timeout=20.0):
     """One test, on this rank: (what became of it, why)."""
     module, case = load(comm.world_size, folder)
@@ -55,6 +63,7 @@ def run(comm, name, backend, folder, timeout=20.0):
             backend, store=store, rank=comm.rank, world_size=comm.world_size, timeout=timedelta(seconds=seconds)
         )
         stack.callback(lambda: dist.is_initialized() and dist.destroy_process_group())
+        stack.callback(_all_have_ended, store, comm.world_size, 2 * seconds)
         try:
             getattr(test, name)()
         except unittest.SkipTest as reason:
