@@ -384,6 +384,49 @@ def verify(
         raise typer.Exit(1)
 
 
+@app.command("doctor")
+def examine_machine(
+    test: Annotated[bool, typer.Option("--test/--no-test", help="Run an all-reduce on each fabric that works.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report, instead.")] = False,
+    markdown: Annotated[Path | None, typer.Option(help="Write it to this page, too, between its markers.")] = None,
+) -> None:
+    """What this machine has, which fabrics work on it, and what to do about the rest.
+
+    Looks at versions, cores, memory, GPUs, NVSHMEM, the network, environment variables and tuned profiles; then makes a
+    real all-reduce on each fabric that works here, and compares every byte with the oracle. Needs nothing but the
+    package: what is missing is said. Exits with 1 if a self-test fails, or sim or host cannot be used. Each line is
+    explained in docs/doctor.md.
+
+    \b
+    Examples:
+      tricoll doctor
+      tricoll doctor --json > report.json      for a bug report: no hostnames, nothing that tricoll does not know
+    """
+    from . import doctor
+
+    with _usage_errors(), _spinner() as progress:
+        if markdown:
+            doctor.check_page(markdown)
+        report = doctor.examine(test, progress)
+    if as_json:
+        typer.echo(report.as_json())
+    else:
+        doctor.show(report, _console())
+    if markdown:
+        doctor.write(report, markdown)
+    if report.failed:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _spinner() -> Iterator[Callable[[str], None]]:
+    """Shows what is being done; call it with that."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("") as status:
+        yield status.update
+
+
 @app.command("compile")
 def compile_kernels(
     arch: Annotated[

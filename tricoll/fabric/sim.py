@@ -393,6 +393,11 @@ class Simulation:
     trace: list[Event]  # what happened, up to a million events
 
 
+def unavailable() -> str | None:
+    """Why this fabric cannot be used on this machine; None, since it needs nothing but this process."""
+    return None
+
+
 def simulate(
     fn: Callable[..., Any],
     world_size: int,
