@@ -19,6 +19,7 @@ TRICOLL = {
     "TRICOLL_BLOCK": "elements a pass of the bulk loop",
     "TRICOLL_CACHE_DIR": "where the reduced NVSHMEM bitcode is kept",
     "TRICOLL_CHANNELS": "programs that share a call's data",
+    "TRICOLL_HEAP_BYTES": "symmetric memory that the nvshmem fabric takes at once",
     "TRICOLL_LINK": "mapped or put links",
     "TRICOLL_NODE_SIZE": "ranks a node, for algo=hierarchical",
     "TRICOLL_NVSHMEM_BITCODE": "NVSHMEM's device bitcode, in place of the wheel's",

@@ -130,10 +130,14 @@ def shared_memory() -> Iterator[Finding]:
         yield Finding(host.SHM, f"not there: {error.strerror}", "problem", hint)
         return
     size, free = space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize
-    heap = heap_bytes(MANY_RANKS)
+    text, data = f"{show_bytes(free)} free of {show_bytes(size)}", {"size": size, "free": free}
+    try:
+        heap = heap_bytes(MANY_RANKS)
+    except ValueError:  # the environment's section says what is wrong
+        yield Finding(host.SHM, text, data=data)
+        return
     fit = free // heap
-    text = f"{show_bytes(free)} free of {show_bytes(size)}, {fit:,} heaps of {show_bytes(heap)}"
-    data = {"size": size, "free": free, "heap": heap, "heaps": fit}
+    text, data = f"{text}, {fit:,} heaps of {show_bytes(heap)}", {**data, "heap": heap, "heaps": fit}
     if fit < MANY_RANKS:
         hint = (
             f"too small for {MANY_RANKS} ranks: docker run --shm-size=..., or mount -o remount,size=... {host.SHM}, or "
@@ -145,11 +149,8 @@ def shared_memory() -> Iterator[Finding]:
 
 
 def heap_bytes(world_size: int) -> int:
-    """What a rank's heap takes on the host fabric, with the settings that the environment asks for."""
-    try:
-        settings = workspace.settings_for()
-    except ValueError:  # the environment's section says what is wrong
-        settings = workspace.settings_for("mapped", 1, 4, 1 << 20, 2, 1 << 14, 0, False)
+    """What a rank's heap takes on the host fabric. ValueError if the environment's settings are wrong."""
+    settings = workspace.settings_for()
     settings = dataclasses.replace(settings, multicast=settings.mapped and host.HostFabric.multicast)
     return 8 * sum(part.words for part in workspace.parts(world_size, settings).values())
 
