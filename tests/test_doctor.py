@@ -72,12 +72,12 @@ def test_it_is_right_about_this_machine():
     assert data["Triton"] == triton.__version__
     assert data["tricoll"] == tricoll.__version__
     said = lambda *command: subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert data["cores"]["usable"] == int(said("nproc")[0]) or "OMP_NUM_THREADS" in os.environ
+    assert data["cores"]["usable"] == int(said("nproc")[0])
     assert data["memory"]["total"] // 1024 == int(re.search(r"MemTotal: +(\d+)", Path("/proc/meminfo").read_text())[1])
     assert data["/dev/shm"]["size"] == int(said("df", "-B1", "--output=size", "/dev/shm")[-1])
     names = {name for _, name in socket.if_nameindex()}
     assert {text.split()[0] for text in data["interfaces"]} <= names - {"lo"}
-    assert data["limits"]["open_files"] in (int(said("bash", "-c", "ulimit -n")[0]), None)
+    assert str(data["limits"]["open_files"] or "unlimited") == said("sh", "-c", "ulimit -n")[0]
     assert data["sim"] is True and data["host"] is True
 
 

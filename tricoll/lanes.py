@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 MOST = 16  # ranks
-MANY = 400  # messages: more are drawn without bands and heads, which would be a blot
+MANY = 45  # messages a rank: more are drawn without bands and heads, which would be a blot
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f6a00", "#555555")  # of rank % 8
 WAIT, STUCK, FLAG = "#b8b8b8", "#c0392b", "#9a9a9a"
 RED: dict[str, Any] = {"facecolor": "#f6d5d1", "edgecolor": STUCK, "hatch": "////"}
@@ -127,7 +127,7 @@ def _frame(axis: Any, picture: Picture) -> None:
 
 def _messages(axis: Any, picture: Picture) -> None:
     messages = picture.trace.messages
-    few = len(messages) <= MANY
+    few = len(messages) <= MANY * picture.trace.ranks
     for rank in range(picture.trace.ranks):
         mine, colour = [e for e in messages if e.rank == rank], COLOURS[rank % len(COLOURS)]
         others = [e for e in mine if e.peer != rank]
