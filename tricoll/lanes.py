@@ -158,7 +158,7 @@ def _legend(fig: Any, flags: bool, trace: Trace) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles = [
+    handles: list[Any] = [
         Patch(color=COLOURS[0], label="sends, in the sender's colour"),
         Patch(color=COLOURS[0], alpha=0.25, label="a message on its way"),
     ]

@@ -21,7 +21,6 @@ ended are marked.
 
 from __future__ import annotations
 
-import collections
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -122,8 +121,8 @@ class Trace:
         if len(self.messages) > messages:
             lines.append(f"{'':>24}and {len(self.messages) - messages:,} more: -o FILE.json has all")
         for e in self.stuck:
-            channel = f", channel {e.channel}" if self.channels > 1 else ""
-            lines.append(f"{at(e.start)}  {'never ends':>10}  rank {e.rank}{channel} {e.note}")
+            where = f"rank {e.rank}" + f", channel {e.channel}" * (self.channels > 1)
+            lines.append(f"{at(e.start)}  {'never ends':>10}  {where} {e.note}")
         return "\n".join(lines)
 
     def _lane(self, rank: int, channel: int) -> str:
@@ -185,8 +184,8 @@ def of(
 ) -> Trace:
     """The trace of a run, or of what :func:`tricoll.simulate` raised. ``ranks``: 0: as many as are in the events."""
     error = run if isinstance(run, BaseException) else None
-    events: Sequence[Event] = run.trace if isinstance(run, Simulation) else getattr(run, "trace", run)
-    if not isinstance(events, collections.abc.Sequence):
+    events: Any = getattr(run, "trace", run)
+    if not isinstance(events, Sequence):
         raise TypeError(f"{type(run).__name__} has no trace: it does not come from tricoll.simulate")
     ranks = ranks or 1 + max((max(e.rank, e.peer) for e in events), default=0)
     return Trace(events, ranks, title, node_size, links, error)

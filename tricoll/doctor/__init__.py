@@ -6,6 +6,7 @@ Every probe stands alone: one that raises becomes a line with the error. See doc
 from __future__ import annotations
 
 import datetime
+import functools
 import io
 import json
 from collections.abc import Callable
@@ -75,7 +76,7 @@ def examine(test: bool = True, progress: Callable[[str], None] = lambda what: No
     for found in sections["fabrics"]:
         if test and found.name in fabrics.FABRICS and found.data is True:
             progress(f"{found.name}: all-reduce")
-            sections[TESTS] += collect(f"{found.name} test", lambda name=found.name: iter([selftest.run(name)]))  # type: ignore[misc]
+            sections[TESTS] += collect(f"{found.name} test", functools.partial(selftest.probe, found.name))
     return Report(sections, test)
 
 
@@ -122,7 +123,7 @@ def write(report: Report, path: Path) -> None:
     from rich.console import Console
 
     before, after = pages.around(path, BEGIN, END)
-    console = Console(width=100, file=io.StringIO(), color_system=None)
-    show(report, console)
-    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    text = io.StringIO()
+    show(report, Console(width=100, file=text, color_system=None))
+    lines = [line.rstrip() for line in text.getvalue().splitlines()]
     path.write_text(before + "\n".join(["```text", *lines, "```"]) + "\n" + after)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -88,6 +88,10 @@ TESTS: dict[str, Callable[[], None]] = {
     "loopback": on_one_gpu,
     "nvshmem": lambda: launched("nvshmem"),
 }
+
+
+def probe(fabric: str) -> Iterator[Finding]:
+    yield run(fabric)
 
 
 def run(fabric: str) -> Finding:
