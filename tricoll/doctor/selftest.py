@@ -25,6 +25,7 @@ RANKS = {"sim": 8}  # others have 2
 ALGORITHMS = ("ring", "tree", "two_shot", "one_shot")
 ELEMENTS = 10_007  # no multiple of anything: all ranks have chunks and pieces of odd sizes
 LIMIT = 60.0  # seconds of a fabric's test
+PATIENCE = 5.0  # seconds in which a launcher may end its ranks
 START = 20.0  # seconds more that processes may take to start and end
 AGREED = "has the oracle's bits"
 LONGEST = 300  # characters of an error on the screen
@@ -62,12 +63,22 @@ def oshrun() -> None:
     try:
         output, _ = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        _end(process)
         raise TimeoutError(f"oshrun had not ended after {LIMIT:g} s") from None
     said = [rank for rank in range(2) if f"rank {rank} of 2 {AGREED}" in output]
     if process.returncode or len(said) != 2:
         raise RuntimeError(f"oshrun ended with code {process.returncode}: {output.strip()[-2000:]}")
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    # When it is asked to end, it ends its ranks and removes their files; not when it is killed.
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(process.pid, number)
+        try:
+            process.communicate(timeout=PATIENCE)
+            return
+        except subprocess.TimeoutExpired:
+            pass
 
 
 def on_one_gpu() -> None:
