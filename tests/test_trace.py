@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import tricoll
 from tricoll import cost, dispatch, lanes, timeline, trace
 from tricoll.cli import app
+from tricoll.fabric import sim
 from tricoll.fabric.base import Event
 
 ROOT = Path(__file__).parents[1]
@@ -118,6 +119,15 @@ def test_a_rank_that_is_missing(link):
         assert e.start == pytest.approx(last)
     assert {e.rank for e in run.messages} == {0, 1, 3}
     assert {(e.rank, e.peer) for e in run.flags} == {(0, 3), (1, 0)}, "only slots that were given back"
+
+
+@pytest.mark.parametrize("link", ["mapped", "put"])
+def test_those_who_are_told_are_marked_too(link, monkeypatch):
+    """One rank's timeout comes first, and the others hear of it: they waited, all the same."""
+    monkeypatch.setattr(sim.Scheduler, "losers", lambda scheduler: scheduler.tasks[-1:])
+    run = ring(ranks=4, absent=[2], link=link)
+    assert [e.rank for e in run.stuck] == [0, 1, 3] and all("waits for data" in e.note for e in run.stuck)
+    assert {(e.rank, e.peer) for e in run.flags} == {(0, 3), (1, 0)}
 
 
 def test_flags_in_the_data(link="mapped"):

@@ -260,12 +260,18 @@ def record(
 def _named(comm: Communicator, collective: str, algorithm: str, nbytes: int) -> str:
     if algorithm != "auto":
         return algorithm
-    return dispatch.choose(collective, nbytes, comm.world_size, comm._settings, comm._profile)
+    whole = ITEMSIZE * _elements(nbytes, comm.world_size)
+    return dispatch.choose(collective, whole, comm.world_size, comm._settings, comm._profile)
+
+
+def _elements(nbytes: int, n: int) -> int:
+    """Of the whole buffer: as many for each rank."""
+    return -(-nbytes // ITEMSIZE // n) * n
 
 
 def _call(comm: Communicator, collective: str, nbytes: int, root: int, options: dict[str, Any]) -> None:
     n = comm.world_size
-    whole = torch.zeros(-(-nbytes // ITEMSIZE // n) * n)
+    whole = torch.zeros(_elements(nbytes, n))
     part = whole[: whole.numel() // n]
     if collective in ("broadcast", "reduce"):
         getattr(comm, collective)(whole, root, **options)
