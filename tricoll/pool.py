@@ -153,13 +153,18 @@ def launch(
     Args:
         fn: what each rank runs, with its communicator as the first argument.
         nprocs: the number of ranks. More than there are cores works.
-        fabric, timeout, options: as in :func:`tricoll.init`.
+        *args: what ``fn`` is given besides.
+        fabric: as in :func:`tricoll.init`.
+        timeout: seconds that a rank waits for others, as in :func:`tricoll.init`.
+        **options: those of :func:`tricoll.init`.
 
     Returns:
         What ``fn`` returned on each rank, in rank order.
 
     Raises:
-        What a rank raised; RankError if that cannot be pickled; PeerFailure if a rank's process was killed.
+        Exception: what a rank raised.
+        RankError: a rank raised what cannot be pickled.
+        PeerFailure: a rank's process was killed.
     """
     with Pool(nprocs) as pool:
         return pool.run(fn, *args, fabric=fabric, timeout=timeout, **options)

@@ -209,13 +209,24 @@ def record(
     """Simulate one call, and keep what it did.
 
     Args:
+        collective: its name.
+        algorithm: its name, or "auto".
+        ranks: how many take part.
         nbytes: of the whole buffer, as in nccl-tests; FP32 elements.
-        delivery, seed, settings: as in :func:`tricoll.simulate`.
+        link: "mapped", "put", or "auto" as in :func:`tricoll.init`.
+        delivery: "prompt" or "adversarial", as in :func:`tricoll.simulate`.
+        seed: of the scheduler.
         node_size: ranks a node; 0: all are in one.
+        root: of the collectives that have one.
         absent: ranks that do not make the call, so that the others wait for them.
         profile: a machine's constants, of which the links' are used; None: those of "lesson".
+        **settings: as in :func:`tricoll.simulate`.
 
-    Raises ValueError for arguments that a call would refuse. Trouble in the call itself is in the trace's ``error``.
+    Returns:
+        What was done. Trouble in the call itself is in its ``error``.
+
+    Raises:
+        ValueError: for arguments that a call would refuse.
     """
     if collective not in COLLECTIVES:
         raise ValueError(f"{collective!r} is not one of {', '.join(COLLECTIVES)}")

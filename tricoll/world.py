@@ -52,8 +52,12 @@ def init(
             found, by the fingerprints on the links, but the output may have been written to by then.
         link: "mapped" (write into the peer's memory) or "put" (stage and put-with-signal). "auto": TRICOLL_LINK, else
             mapped.
-        channels, slots, slot_bytes, window, block: the shape of the links, for experts and tests; each also as
-            TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
+        channels: independent shares of a call's data, a program each. This and the next four are the shape of the links,
+            for experts and tests; None: TRICOLL_CHANNELS and so on, else what suits the fabric.
+        slots: messages that a link can hold. Heap a rank: channels x slots x slot_bytes, twice that on put links.
+        slot_bytes: of the largest message.
+        window: pieces that go round at the same time; fewer than slots.
+        block: elements a pass of the bulk loops.
         node_size: ranks a node, for algo="hierarchical"; ranks 0 to node_size - 1 are one node, and so on. None:
             TRICOLL_NODE_SIZE, else 0: all ranks are in one.
         reproducible: choose only algorithms whose bits depend on the ranks' values alone, whatever the size and place
@@ -198,8 +202,8 @@ def simulate(
         The results and statistics of each rank, the virtual time in seconds, and the trace.
 
     Raises:
-        What ``fn`` raised. A deadlock is a CollectiveTimeout that says who waits for whom. Its ``trace`` has what
-        happened up to then, see :mod:`tricoll.trace`.
+        Exception: what ``fn`` raised. Its ``trace`` has what happened up to then, see :mod:`tricoll.trace`.
+        CollectiveTimeout: a deadlock; it says who waits for whom.
     """
     chosen = settings_for(node_size=node_size, **settings)
     links = profile if isinstance(profile, Mapping) else {"intra": profile or LinkProfile()}
