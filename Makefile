@@ -53,9 +53,11 @@ docs: $(READY) ## build the documentation's site in build/site, every warning an
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	@echo 'open build/site/index.html'
 
-pages: $(READY) ## write again what commands write of docs/doctor.md and docs/pictures (seconds; not what is measured)
+pages: $(READY) ## write again what commands write of docs/doctor.md, docs/pictures and docs/plots (seconds; not what is measured)
 	$(VENV)/bin/tricoll doctor --markdown docs/doctor.md
 	$(VENV)/bin/tricoll trace --pictures docs/pictures
+	$(VENV)/bin/tricoll explain all_reduce --bytes 1M --ranks 512 --node-size 8 --plot docs/plots/crossovers.png
+	$(VENV)/bin/tricoll plan --params 8e9 --gpus 64 --backward 4s --plot docs/plots/lanes.png
 
 setup: $(READY) $(READY_T36) ## only make the environment in .venv
 

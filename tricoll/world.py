@@ -52,7 +52,7 @@ def init(
             found, by the fingerprints on the links, but the output may have been written to by then.
         link: "mapped" (write into the peer's memory) or "put" (stage and put-with-signal). "auto": TRICOLL_LINK, else
             mapped.
-        channels: independent shares of a call's data, a program each. This and the next four are the shape of the links,
+        channels: independent shares of a call's data, a program each. This and the next four shape the links,
             for experts and tests; None: TRICOLL_CHANNELS and so on, else what suits the fabric.
         slots: messages that a link can hold. Heap a rank: channels x slots x slot_bytes, twice that on put links.
         slot_bytes: of the largest message.
