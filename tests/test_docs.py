@@ -103,6 +103,14 @@ def test_lists_have_only_what_the_pages_have():
             assert (ROOT / path).exists(), reason
 
 
+def test_the_mutants_that_a_page_names_are_there():
+    source = (ROOT / "tests" / "kernels" / "test_mutations.py").read_text()
+    named = re.findall(r"^Mutants: (.*?)\n\n", TEXT["docs/link-protocol.md"], re.DOTALL | re.MULTILINE)
+    names = re.findall(r"`([^`]+)`", " ".join(" ".join(named).split()))
+    assert len(names) > 30
+    assert not [name for name in names if f'Mutant("{name}"' not in source and f'"{name}",' not in source]
+
+
 @pytest.mark.parametrize("page", dict.fromkeys(page for page, _ in PYTHON))
 def test_python_runs(page, pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
