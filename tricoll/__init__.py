@@ -70,7 +70,7 @@ def all_reduce(x: torch.Tensor, op: Any = "sum", **options: Any) -> Any:
 
 
 def reduce_scatter(x: torch.Tensor, op: Any = "sum", **options: Any) -> Any:
-    """:meth:`Communicator.reduce_scatter` on the default communicator."""
+    """:meth:`Communicator.reduce_scatter` on the default communicator, with ``op`` as for :func:`all_reduce`."""
     return world.default().reduce_scatter(x, op, **options)
 
 
@@ -80,7 +80,7 @@ def all_gather(x: torch.Tensor, **options: Any) -> Any:
 
 
 def reduce(x: torch.Tensor, root: int = 0, op: Any = "sum", **options: Any) -> Any:
-    """:meth:`Communicator.reduce` on the default communicator."""
+    """:meth:`Communicator.reduce` on the default communicator, with ``op`` as for :func:`all_reduce`."""
     return world.default().reduce(x, root, op, **options)
 
 

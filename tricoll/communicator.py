@@ -254,7 +254,10 @@ class Communicator:
         wire: torch.dtype | str | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Join all ranks' ``x`` along dimension 0 on rank ``root``, in ``out`` or a new tensor. None elsewhere."""
+        """Join all ranks' ``x`` along dimension 0 on rank ``root``, in ``out`` or a new tensor. None elsewhere.
+
+        ``out`` is looked at on the root only. Otherwise see :meth:`all_reduce`.
+        """
         return self._run("gather", async_op, lambda p: p.gather(x, root, out, wire), keep=self.rank == root)
 
     def scatter(
@@ -269,6 +272,11 @@ class Communicator:
         """Cut the ``x`` of rank ``root`` along dimension 0 into equal parts; rank r gets part r.
 
         Other ranks give ``out`` to receive it in (their ``x`` is not looked at); for the root it is optional.
+
+        Otherwise see :meth:`all_reduce`.
+
+        Returns:
+            ``out``, or on the root, without one, a new tensor.
         """
         return self._run("scatter", async_op, lambda p: p.scatter(x, root, out, wire))
 
@@ -285,8 +293,12 @@ class Communicator:
         """Send part p of ``x``, cut along dimension 0, to rank p, and join what comes from all ranks, in their order.
 
         Args:
-            input_splits: rows for each rank; output_splits: rows from each. None: equal parts.
+            x: parts for all ranks, in rank order.
             out: a new tensor if None. With equal parts it may be ``x``.
+            input_splits: rows for each rank; None: equal parts.
+            output_splits: rows from each rank; None: equal parts.
+
+        Otherwise see :meth:`all_reduce`.
         """
         return self._run("all_to_all", async_op, lambda p: p.all_to_all(x, out, wire, input_splits, output_splits))
 
@@ -309,8 +321,12 @@ class Communicator:
         that were sent or asked for before it.
 
         Args:
+            x: what is sent.
+            to: the rank.
             tag: a number that the receiver must give, too. It does not look for a message with that tag: another one
                 is a CollectiveMismatch.
+
+        Otherwise see :meth:`all_reduce`.
         """
         return self._run("send", async_op, lambda p: p.pair("send", x, to, wire), lane=("send", to), tag=tag)
 
@@ -326,6 +342,8 @@ class Communicator:
         """Receive into ``x`` what rank ``source`` sends with :meth:`send`. Returns ``x``.
 
         ``source``: None takes what comes first, from whatever rank; ``source`` of the Work says which it was.
+
+        ``tag`` is that of :meth:`send`, and ``wire`` the one that the sender gave. Otherwise see :meth:`all_reduce`.
         """
         if source is not None:
             lane = ("recv", source)
@@ -351,6 +369,9 @@ class Communicator:
 
         ``nbytes`` are on the wire: of the tensor, or of the whole buffer for reduce_scatter and all_gather. The answer
         has ``winner``, ``candidates`` and ``reason``; print it with :func:`tricoll.explain.show`.
+
+        Args:
+            collective: its name, such as "all_reduce".
         """
         return dispatch.explain(collective, nbytes, self.world_size, self._settings, self._profile)
 

@@ -42,7 +42,12 @@ REDUCTIONS = ("all_reduce", "reduce_scatter", "reduce")  # the collectives that 
 
 
 def algbw(nbytes: float, seconds: float) -> float:
-    """Bytes a second: the size by the time. Infinite for a time of 0, and 0 if there was nothing to move."""
+    """Bytes a second: the size by the time. Infinite for a time of 0, and 0 if there was nothing to move.
+
+    Args:
+        nbytes: size as nccl-tests counts it: the tensor, or the whole buffer.
+        seconds: what it took.
+    """
     if not nbytes:
         return 0.0
     return nbytes / seconds if seconds else math.inf
@@ -52,6 +57,12 @@ def busbw(collective: str, nbytes: float, seconds: float, world_size: int) -> fl
     """algbw times nccl-tests' factor, a convention for every algorithm: comparable with a link's rate.
 
     0 for one rank alone where others' data would be needed: nothing crosses a link.
+
+    Args:
+        collective: its name, one of ``COLLECTIVES``.
+        nbytes: size as nccl-tests counts it: the tensor, or the whole buffer.
+        seconds: what it took.
+        world_size: ranks.
     """
     factor = BUSBW_FACTORS[check_collective(collective)](world_size)
     return factor * algbw(nbytes, seconds) if factor else 0.0
@@ -68,17 +79,37 @@ def check_collective(collective: str) -> str:
 
 
 def ring_seconds(n: int, nbytes: float, alpha: float, beta: float) -> float:
-    """All-reduce by a ring: 2(n-1) steps, each of ``nbytes / n``. Patarasuk and Yuan, 2009."""
+    """All-reduce by a ring: 2(n-1) steps, each of ``nbytes / n``. Patarasuk and Yuan, 2009.
+
+    Args:
+        n: ranks.
+        nbytes: of the tensor.
+        alpha: seconds a message.
+        beta: bytes a second.
+    """
     return 2 * (n - 1) * (alpha + nbytes / n / beta)
 
 
 def tree_seconds(n: int, nbytes: float, alpha: float, beta: float) -> float:
-    """All-reduce by a tree that is not pipelined: up and down log2(n) levels with the whole message at each."""
+    """All-reduce by a tree that is not pipelined: up and down log2(n) levels with the whole message at each.
+
+    Args:
+        n: ranks.
+        nbytes: of the tensor.
+        alpha: seconds a message.
+        beta: bytes a second.
+    """
     return 2 * math.log2(n) * (alpha + nbytes / beta)
 
 
 def balanced_bytes(n: int, alpha: float, beta: float) -> float:
-    """The size at which a ring's latency and bandwidth terms are equal: alpha = M / (n beta)."""
+    """The size at which a ring's latency and bandwidth terms are equal: alpha = M / (n beta).
+
+    Args:
+        n: ranks.
+        alpha: seconds a message.
+        beta: bytes a second.
+    """
     return n * alpha * beta
 
 
@@ -86,6 +117,11 @@ def tree_below(n: int, alpha: float, beta: float) -> float:
     """The size below which :func:`tree_seconds` is less than :func:`ring_seconds`; 0 if it never is.
 
     From log2(n) (alpha + M/beta) = (n-1) (alpha + M/(n beta)).
+
+    Args:
+        n: ranks.
+        alpha: seconds a message.
+        beta: bytes a second.
     """
     saved, paid = n - 1 - math.log2(n), math.log2(n) - (n - 1) / n
     return alpha * beta * saved / paid if paid > 0 and saved > 0 else 0.0
@@ -114,6 +150,7 @@ class Topology:
 
     @property
     def nodes(self) -> int:
+        """How many there are."""
         return self.world_size // self.node_size
 
     def __str__(self) -> str:
@@ -174,7 +211,12 @@ class Profile:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def link(self, protocol: str, kind: str) -> Link:
-        """The link of a class, as fast as all channels together."""
+        """The link of a class, as fast as all channels together.
+
+        Args:
+            protocol: "signal" or "packed".
+            kind: "mapped", "put" or "inter".
+        """
         links = self.protocols[protocol].links
         link = links.get(kind) or links["mapped"]
         return Link(link.alpha, min(link.beta, self.channels * self.channel_beta))
@@ -191,12 +233,28 @@ VERSION = 1  # of the profile files
 
 
 def two_levels(inner: Link, outer: Link, name: str = "given", source: str = "given", **settings: Any) -> Profile:
-    """A profile with one kind of link inside nodes and another between them."""
+    """A profile with one kind of link inside nodes and another between them.
+
+    Args:
+        inner: the links inside nodes.
+        outer: those between nodes.
+        name: of the profile.
+        source: where its constants are from.
+        **settings: other fields of :class:`Profile`.
+    """
     return Profile(name, source, {"signal": Protocol(0.0, {"mapped": inner, "inter": outer})}, **settings)
 
 
 def uniform(alpha: float, beta: float, name: str = "given", source: str = "given", **settings: Any) -> Profile:
-    """A profile in which all links are alike."""
+    """A profile in which all links are alike.
+
+    Args:
+        alpha: seconds a message.
+        beta: bytes a second.
+        name: of the profile.
+        source: where its constants are from.
+        **settings: other fields of :class:`Profile`.
+    """
     return two_levels(Link(alpha, beta), Link(alpha, beta), name, source, **settings)
 
 
@@ -535,6 +593,12 @@ def candidates(
     ``available`` are the algorithms that can be run (default: all).
 
     Raises ValueError for an unknown collective or a negative size.
+
+    Args:
+        collective: its name, one of ``COLLECTIVES``.
+        nbytes: size as nccl-tests counts it: the tensor, or the whole buffer.
+        topology: the ranks.
+        profile: the machine's constants.
     """
     check_collective(collective)
     if nbytes < 0:
@@ -555,6 +619,13 @@ def predict(name: str, collective: str, nbytes: float, topology: Topology, profi
     """One algorithm's prediction, with the protocol that is used: the faster one, or the one that tricoll would take.
 
     ``excluded`` says why, if the algorithm cannot serve the call at all.
+
+    Args:
+        name: of the algorithm.
+        collective: its name, one of ``COLLECTIVES``.
+        nbytes: size as nccl-tests counts it: the tensor, or the whole buffer.
+        topology: the ranks.
+        profile: the machine's constants.
     """
     protocols = ALGORITHMS[name][1]
     # A flag in every word works by stores, so only between mapped peers.
@@ -605,7 +676,15 @@ def _excluded(
 
 
 def best(collective: str, nbytes: float, topology: Topology, profile: Profile, **options: Any) -> Candidate:
-    """The fastest of :func:`candidates`. Raises ValueError, with the reasons, if all are excluded."""
+    """The fastest of :func:`candidates`. Raises ValueError, with the reasons, if all are excluded.
+
+    Args:
+        collective: its name, one of ``COLLECTIVES``.
+        nbytes: size as nccl-tests counts it: the tensor, or the whole buffer.
+        topology: the ranks.
+        profile: the machine's constants.
+        **options: as for :func:`candidates`.
+    """
     found = candidates(collective, nbytes, topology, profile, **options)
     if found[0].excluded:
         reasons = "; ".join(f"{c.algorithm}: {c.excluded}" for c in found)
@@ -626,7 +705,14 @@ SMALLEST, LARGEST = 2.0**3, 2.0**36  # bytes, where crossovers are looked for an
 
 
 def crossovers(collective: str, topology: Topology, profile: Profile, **options: Any) -> list[Crossover]:
-    """Where the fastest algorithm changes between 8 bytes and 64 GiB, to a part in a million."""
+    """Where the fastest algorithm changes between 8 bytes and 64 GiB, to a part in a million.
+
+    Args:
+        collective: its name, one of ``COLLECTIVES``.
+        topology: the ranks.
+        profile: the machine's constants.
+        **options: as for :func:`candidates`.
+    """
     fastest = lambda nbytes: best(collective, nbytes, topology, profile, **options).algorithm
     sizes = [SMALLEST * 2 ** (i / 4) for i in range(4 * 33 + 1)]
     names = [fastest(size) for size in sizes]
@@ -654,6 +740,7 @@ class Explanation:
 
     @property
     def winner(self) -> Candidate:
+        """The candidate that is taken."""
         return self.candidates[0]
 
     def as_dict(self) -> dict[str, Any]:
@@ -673,7 +760,14 @@ def explain(
     reproducible: bool = False,
     available: Collection[str] | None = None,
 ) -> Explanation:
-    """:func:`candidates`, and a sentence why the first one won and by how much. Raises as :func:`best` does."""
+    """:func:`candidates`, and a sentence why the first one won and by how much. Raises as :func:`best` does.
+
+    Args:
+        collective: its name, one of ``COLLECTIVES``.
+        nbytes: size as nccl-tests counts it: the tensor, or the whole buffer.
+        topology: the ranks.
+        profile: the machine's constants.
+    """
     options: dict[str, Any] = {"reproducible": reproducible, "available": available}
     best(collective, nbytes, topology, profile, **options)  # raises if nothing is left
     found = candidates(collective, nbytes, topology, profile, **options)

@@ -84,6 +84,8 @@ def reproducible_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futu
     """Like :func:`fp32_hook`, adding in rank order: (x[0] + x[1] + ... + x[n-1]) / n in FP32, rounded once.
 
     An element's bits depend on the ranks' gradients only, not on buckets, their sizes or the algorithm that suits them.
+
+    ``state`` and ``bucket``: as for :func:`bf16_hook`.
     """
     return _average(state, bucket, None, algo="two_shot")
 

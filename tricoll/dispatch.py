@@ -69,6 +69,9 @@ def choose(
     """The algorithm for "auto": the one that the cost model predicts to be fastest, or the only one.
 
     Args:
+        collective: its name.
+        world_size: ranks.
+        settings: the links' shape.
         nbytes: on the wire: of the tensor, or of the whole buffer for reduce_scatter and all_gather.
         profile: the constants of the machine.
         once: only algorithms that round a result once. Also if ``settings`` ask for reproducible bits.
@@ -85,7 +88,13 @@ def choose(
 def explain(
     collective: str, nbytes: int, world_size: int, settings: Settings, profile: cost.Profile
 ) -> cost.Explanation:
-    """Why :func:`choose` chooses so."""
+    """Why :func:`choose` chooses so.
+
+    Args:
+        collective: its name.
+        world_size: ranks.
+        settings: the links' shape.
+    """
     return cost.explain(
         collective,
         nbytes,
@@ -103,13 +112,23 @@ def topology_of(world_size: int, settings: Settings) -> cost.Topology:
 
 
 def candidates(collective: str, world_size: int, settings: Settings) -> list[str]:
-    """The algorithms that a call can take here."""
+    """The algorithms that a call can take here.
+
+    Args:
+        collective: its name.
+        world_size: ranks.
+        settings: the links' shape.
+    """
     missing = {"hierarchical"} if not nodes(world_size, settings) else set()
     return [name for name in having(collective) if name not in missing and (name != "multimem" or settings.multicast)]
 
 
 def having(collective: str) -> list[str]:
-    """The algorithms that a collective has."""
+    """The algorithms that a collective has.
+
+    Args:
+        collective: its name.
+    """
     return [name for name, collectives in ALGORITHMS.items() if collective in collectives]
 
 
@@ -126,6 +145,18 @@ def plan(
 
     An all-reduce may cut anywhere, so its chunks are multiples of 16 elements; reduce-scatter and all-gather cut into
     equal parts, or into ``sizes`` elements a rank.
+
+    Args:
+        collective: its name.
+        world_size: ranks.
+        settings: the links' shape.
+        algorithm: its name; not "auto".
+
+    Returns:
+        Where chunks begin, and how they are cut.
+
+    Raises:
+        ValueError: the algorithm cannot serve the call here.
     """
     if collective not in ALGORITHMS.get(algorithm, ()):
         raise ValueError(f"algo is {algorithm!r}; for {collective} it can be one of {['auto', *having(collective)]}")

@@ -113,7 +113,13 @@ class GradientStats:
         return StepStats(root(big), root(small), nonfinite, self._noise / self._signal if known else None)
 
     def clip_(self, parameters: Iterable[torch.nn.Parameter], step: StepStats, max_norm: float) -> None:
-        """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``; it is known already."""
+        """Scale the gradients of ``parameters`` so that their norm is at most ``max_norm``; it is known already.
+
+        Args:
+            parameters: those of the model.
+            step: what :meth:`step` has said of their gradients.
+            max_norm: of all gradients together.
+        """
         if step.norm > max_norm:
             for parameter in parameters:
                 if parameter.grad is not None:

@@ -36,7 +36,11 @@ def all_reduce(
     wire: torch.dtype | str | None = None,
     algo: str = "auto",
 ) -> torch.Tensor:
-    """The reduction of all ranks' ``x``, of its shape, on all ranks. See :meth:`Communicator.all_reduce`."""
+    """The reduction of all ranks' ``x``, of its shape, on all ranks. See :meth:`Communicator.all_reduce`.
+
+    Args:
+        comm: the communicator; None: the default one.
+    """
     name, scale = _reduction(op)
     return torch.ops.tricoll.all_reduce(x, name, scale, _name(comm), _wire(wire), algo)
 
@@ -49,7 +53,14 @@ def reduce_scatter(
     wire: torch.dtype | str | None = None,
     algo: str = "auto",
 ) -> torch.Tensor:
-    """Part r of the reduction on rank r, cut along dimension 0. See :meth:`Communicator.reduce_scatter`."""
+    """Part r of the reduction on rank r, cut along dimension 0. See :meth:`Communicator.reduce_scatter`.
+
+    ``op``: as for :func:`all_reduce`.
+
+    Args:
+        wire: the dtype that travels; None: that of ``x``.
+        comm: the communicator; None: the default one.
+    """
     name, scale = _reduction(op)
     return torch.ops.tricoll.reduce_scatter(x, name, scale, _name(comm), _wire(wire), algo)
 
@@ -57,7 +68,11 @@ def reduce_scatter(
 def all_gather(
     x: torch.Tensor, *, comm: Communicator | None = None, wire: torch.dtype | str | None = None, algo: str = "auto"
 ) -> torch.Tensor:
-    """All ranks' ``x``, joined along dimension 0. See :meth:`Communicator.all_gather`."""
+    """All ranks' ``x``, joined along dimension 0. See :meth:`Communicator.all_gather`.
+
+    Args:
+        comm: the communicator; None: the default one.
+    """
     return torch.ops.tricoll.all_gather(x, _name(comm), _wire(wire), algo)
 
 
@@ -69,7 +84,14 @@ def all_to_all(
     comm: Communicator | None = None,
     wire: torch.dtype | str | None = None,
 ) -> torch.Tensor:
-    """Parts of ``x`` to all ranks, and theirs joined along dimension 0. See :meth:`Communicator.all_to_all`."""
+    """Parts of ``x`` to all ranks, and theirs joined along dimension 0. See :meth:`Communicator.all_to_all`.
+
+    Args:
+        wire: the dtype that travels; None: that of ``x``.
+        comm: the communicator; None: the default one.
+        input_splits: rows for each rank; None: equal parts.
+        output_splits: rows from each rank; None: equal parts.
+    """
     sends = None if input_splits is None else list(input_splits)
     receives = None if output_splits is None else list(output_splits)
     return torch.ops.tricoll.all_to_all(x, sends, receives, _name(comm), _wire(wire))
@@ -78,7 +100,14 @@ def all_to_all(
 def broadcast(
     x: torch.Tensor, root: int = 0, *, comm: Communicator | None = None, wire: torch.dtype | str | None = None
 ) -> torch.Tensor:
-    """The ``x`` of rank ``root`` on all ranks. The gradient goes to the root; elsewhere it is zero."""
+    """The ``x`` of rank ``root`` on all ranks. The gradient goes to the root; elsewhere it is zero.
+
+    See :meth:`Communicator.broadcast`.
+
+    Args:
+        wire: the dtype that travels; None: that of ``x``.
+        comm: the communicator; None: the default one.
+    """
     return torch.ops.tricoll.broadcast(x, root, _name(comm), _wire(wire))
 
 

@@ -262,13 +262,25 @@ def _second_tree(shares: list[Tensor]) -> list[Tensor]:
 def all_gather(
     inputs: Sequence[Tensor], wire: torch.dtype | None = None, out_dtype: torch.dtype | None = None
 ) -> Tensor:
-    """What every rank holds after an all-gather along dimension 0, in which the inputs may differ in size."""
+    """What every rank holds after an all-gather along dimension 0, in which the inputs may differ in size.
+
+    Args:
+        inputs: what each rank gives, in rank order.
+        wire: the dtype that travels; None: that of the inputs.
+        out_dtype: of the result; None: that of the inputs.
+    """
     wire, out = _dtypes(inputs[0].dtype, wire, out_dtype)
     return torch.cat([torch.atleast_1d(_move(x, wire, out)) for x in inputs])
 
 
 def gather(inputs: Sequence[Tensor], wire: torch.dtype | None = None, out_dtype: torch.dtype | None = None) -> Tensor:
-    """What the root holds after a gather along dimension 0: the same as after an all-gather, whoever the root is."""
+    """What the root holds after a gather along dimension 0: the same as after an all-gather, whoever the root is.
+
+    Args:
+        inputs: what each rank gives, in rank order.
+        wire: the dtype that travels; None: that of the inputs.
+        out_dtype: of the result; None: that of the inputs.
+    """
     return all_gather(inputs, wire, out_dtype)
 
 
@@ -279,7 +291,12 @@ def broadcast(
     *,
     root: int = 0,
 ) -> Tensor:
-    """What every rank holds after a broadcast, the root too. Only ``inputs[root]`` is looked at."""
+    """What every rank holds after a broadcast, the root too. Only ``inputs[root]`` is looked at.
+
+    Args:
+        wire: the dtype that travels; None: that of the inputs.
+        out_dtype: of the result; None: that of the inputs.
+    """
     x = _of_root(inputs, root)
     return _move(x, *_dtypes(x.dtype, wire, out_dtype))
 
@@ -294,6 +311,10 @@ def scatter(
     """What each rank holds after the root's tensor was cut along dimension 0 into n equal parts, in rank order.
 
     Only ``inputs[root]`` is looked at.
+
+    Args:
+        wire: the dtype that travels; None: that of the inputs.
+        out_dtype: of the result; None: that of the inputs.
     """
     x = _of_root(inputs, root)
     moved = _move(x, *_dtypes(x.dtype, wire, out_dtype))
@@ -310,6 +331,9 @@ def all_to_all(
     """What each rank holds after an all-to-all along dimension 0, in rank order.
 
     Args:
+        inputs: what each rank gives, in rank order.
+        wire: the dtype that travels; None: that of the inputs.
+        out_dtype: of the result; None: that of the inputs.
         splits: ``splits[r][s]`` rows of rank r's tensor go to rank s; None: n equal parts.
     """
     wire, out = _dtypes(inputs[0].dtype, wire, out_dtype)
@@ -343,6 +367,16 @@ def bound(
       the values that are larger than 1.
 
     "min" and "max" are exact but for the rounding of the shares to the wire dtype and of the result.
+
+    Args:
+        inputs: what each rank gives, in rank order.
+        wire: the dtype that travels; None: that of the inputs.
+        out_dtype: of the result; None: that of the inputs.
+        op: one of :func:`ops`.
+        scale: what op="premul_sum" multiplies by.
+
+    Raises:
+        TypeError: the dtype has no such reduction.
     """
     wire, out = _dtypes(inputs[0].dtype, wire, out_dtype)
     if op not in FLOAT_OPS or not has(op, inputs[0].dtype) or inputs[0].dtype not in (*FLOATS, *COMPLEX):
@@ -448,6 +482,10 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
     The sign of zero counts. A NaN equals every other NaN: neither PyTorch nor GPUs promise anything of its sign and
     payload.
+
+    Args:
+        a: a tensor.
+        b: another.
     """
     return a.dtype == b.dtype and a.shape == b.shape and not bool(differing(a, b).any())
 

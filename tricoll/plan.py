@@ -81,7 +81,14 @@ class Timeline:
 
 
 def bucket_sizes(total: float, bucket: float) -> NDArray[np.float64]:
-    """``total`` bytes cut into buckets in reverse order of the layers: full ones, then what is left."""
+    """``total`` bytes cut into buckets in reverse order of the layers: full ones, then what is left.
+
+    Args:
+        bucket: bytes of a bucket.
+
+    Raises:
+        ValueError: a size is not positive, or there would be more than ``MOST_BUCKETS``.
+    """
     if not (bucket > 0 and total > 0):
         raise ValueError(f"cannot cut {total:.0f} bytes into buckets of {bucket:.0f}: both have to be more than 0")
     full, rest = divmod(total, bucket)
@@ -94,7 +101,11 @@ def bucket_sizes(total: float, bucket: float) -> NDArray[np.float64]:
 
 
 def ready_times(sizes: NDArray[np.float64], backward: float) -> NDArray[np.float64]:
-    """When each bucket is full if backward produces gradients at a constant rate, over ``backward`` seconds."""
+    """When each bucket is full if backward produces gradients at a constant rate, over ``backward`` seconds.
+
+    Args:
+        sizes: bytes of each bucket.
+    """
     return backward * np.cumsum(sizes) / sizes.sum()
 
 
@@ -104,6 +115,12 @@ def timeline(
     """One stream: a bucket starts when it is ready and the one before it has ended.
 
     All arrays have one element a bucket; ``ready`` may be any times, such as measured ones.
+
+    Args:
+        sizes: bytes of each bucket.
+        ready: when each is full, in seconds since backward began.
+        seconds: that its all-reduce takes.
+        backward: seconds that backward takes.
     """
     # end[i] = max over j <= i of ready[j] + the seconds of j..i
     done = np.cumsum(seconds)
@@ -112,7 +129,11 @@ def timeline(
 
 
 def uniform_timeline(total: float, bucket: float, backward: float, seconds: Callable[[float], float]) -> Timeline:
-    """``total`` bytes in buckets of ``bucket``, ready at a constant rate; ``seconds(size)`` is an all-reduce's time."""
+    """``total`` bytes in buckets of ``bucket``, ready at a constant rate; ``seconds(size)`` is an all-reduce's time.
+
+    Args:
+        backward: seconds that backward takes.
+    """
     sizes = bucket_sizes(total, bucket)
     times = np.full(len(sizes), seconds(float(sizes[0])))
     times[-1] = seconds(float(sizes[-1]))
@@ -123,6 +144,14 @@ def best_bucket(total: float, backward: float, seconds: Callable[[float], float]
     """The timeline that ends first, over bucket sizes from 64 KiB to everything, a tenth of a factor of 2 apart.
 
     Small buckets leave little exposed, until their latencies add up to more than backward.
+
+    Args:
+        total: bytes of gradients.
+        backward: seconds that backward takes.
+        seconds: the time of an all-reduce of so many bytes, in seconds.
+
+    Returns:
+        That of the bucket size that exposes least.
     """
     smallest = max(2.0**16, total / MOST_BUCKETS)
     steps = max(0, math.ceil(10 * math.log2(total / smallest)))
@@ -216,6 +245,12 @@ def make(
 ) -> Plan:
     """The plan for ``parameters`` whose gradients are all-reduced during ``backward`` seconds in buckets of ``bucket``
     bytes. ``algorithm`` may be "auto": the fastest for each bucket. Raises ValueError for what cannot be.
+
+    Args:
+        topology: the GPUs.
+        profile: the machine's constants.
+        gradient_bytes: of a gradient on the wire: 2 for BF16.
+        gpu_memory: bytes of a GPU.
     """
     if parameters < 1 or topology.world_size < 2 or backward < 0 or gpu_memory <= 0:
         raise ValueError("a plan needs a parameter, two GPUs and their memory, and a backward of at least 0 s")

@@ -107,7 +107,14 @@ def _gloo(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.P
 
 
 def communicator(group: dist.ProcessGroup | None = None) -> Communicator:
-    """The communicator of a group of the tricoll backend, the default group's if None."""
+    """The communicator of a group of the tricoll backend, the default group's if None.
+
+    Args:
+        group: a group that ``torch.distributed`` made with this backend.
+
+    Raises:
+        TypeError: it is of another backend.
+    """
     group = group or dist.group.WORLD
     if not isinstance(group, ProcessGroup):
         raise TypeError(

@@ -34,7 +34,12 @@ class Tally:
         self.words = torch.zeros(channels, WORDS, dtype=torch.float64, device=device)
 
     def include(self, local: torch.Tensor | None, result: torch.Tensor | None) -> None:
-        """Count values that went another way, in a pass of its own. A result is to be counted by one rank only."""
+        """Count values that went another way, in a pass of its own. A result is to be counted by one rank only.
+
+        Args:
+            local: what this rank brought, or None.
+            result: of the reduction, or None.
+        """
         for at, values in ((OWN, local), (RESULTS, result)):
             if values is not None:
                 wide = values.detach().double()

@@ -69,7 +69,11 @@ def _st() -> Any:
 
 
 def world_sizes(largest: int = 8) -> SearchStrategy[int]:
-    """The number of ranks, 1 and sizes that are no power of two included."""
+    """The number of ranks, 1 and sizes that are no power of two included.
+
+    Args:
+        largest: number of ranks.
+    """
     return _st().integers(1, largest)
 
 
@@ -79,6 +83,10 @@ def numels(
     """The number of elements: none, fewer than ranks, and both sides of every boundary up to ``most``.
 
     ``slot`` (elements in a message) and ``block`` (elements in a pass of a kernel's loop) are those of what is tested.
+
+    Args:
+        world_size: ranks.
+        channels: programs that share the elements.
     """
     st = _st()
     marks = [world_size * m * k for m in (1, 16, block, slot, slot * channels) for k in (1, 2, 3)] + [slot, block]
@@ -90,6 +98,9 @@ def shapes(numel: int, first: int | None = None) -> SearchStrategy[tuple[int, ..
     """A shape of ``numel`` elements and up to three dimensions.
 
     With ``first``, there is a first dimension and it is a multiple of that, as reduce-scatter wants it.
+
+    Raises:
+        ValueError: there is no such shape.
     """
     scalar = first is None and numel == 1
     first = first or 1
@@ -142,24 +153,40 @@ def scales() -> SearchStrategy[float]:
 
 
 def roots(world_size: int) -> SearchStrategy[int]:
-    """A rank."""
+    """A rank.
+
+    Args:
+        world_size: ranks.
+    """
     return _st().integers(0, world_size - 1)
 
 
 def node_sizes(world_size: int) -> SearchStrategy[int]:
-    """Ranks a node: 1, all, or any other divisor of their number."""
+    """Ranks a node: 1, all, or any other divisor of their number.
+
+    Args:
+        world_size: ranks.
+    """
     return _st().sampled_from([size for size in range(1, world_size + 1) if world_size % size == 0])
 
 
 def sizes(world_size: int, most: int = 20) -> SearchStrategy[list[int]]:
-    """Rows of dimension 0 for each rank, at most ``most`` each: equal, unequal, none."""
+    """Rows of dimension 0 for each rank, at most ``most`` each: equal, unequal, none.
+
+    Args:
+        world_size: ranks.
+    """
     st = _st()
     equal = st.integers(0, most).map(lambda rows: [rows] * world_size)
     return st.one_of(st.lists(st.integers(0, most), min_size=world_size, max_size=world_size), equal)
 
 
 def splits(world_size: int, rows: int) -> SearchStrategy[list[int]]:
-    """How ``rows`` of dimension 0 are cut into one part a rank, in any way: parts may be empty, one may be all."""
+    """How ``rows`` of dimension 0 are cut into one part a rank, in any way: parts may be empty, one may be all.
+
+    Args:
+        world_size: ranks.
+    """
     st = _st()
     cuts = st.lists(st.integers(0, rows), min_size=world_size - 1, max_size=world_size - 1).map(sorted)
     return cuts.map(lambda cuts: [b - a for a, b in zip([0, *cuts], [*cuts, rows], strict=True)])
@@ -168,7 +195,12 @@ def splits(world_size: int, rows: int) -> SearchStrategy[list[int]]:
 def inputs(
     world_size: int, shape: Sequence[int], dtype: torch.dtype, sizes: Sequence[int] | None = None
 ) -> SearchStrategy[list[Tensor]]:
-    """What each rank gives: tensors of one shape, different on every rank. See :func:`make_inputs`."""
+    """What each rank gives: tensors of one shape, different on every rank. See :func:`make_inputs`.
+
+    Args:
+        world_size: ranks.
+        dtype: theirs.
+    """
     st = _st()
     kinds, seeds = st.sampled_from(KINDS), st.integers(0, 2**32 - 1)
     make = lambda kind, seed: make_inputs(world_size, shape, dtype, kind, seed, sizes)
@@ -223,6 +255,8 @@ def make_inputs(
     """One tensor a rank, all different.
 
     Args:
+        world_size: ranks.
+        dtype: theirs.
         kind: "small" integers, whose sum over up to 8 ranks is exact in any order and in the dtype itself; "random",
             over twelve orders of magnitude (float8: four); "special", zeros of both signs, infinities, NaN, subnormals
             and the ends of the range; "ties", half way between two bfloat16 or float16, or next to it; "cancelling",
@@ -301,7 +335,11 @@ class Layout(NamedTuple):
     transposed: bool = False  # whether the first dimension varies fastest
 
     def strides(self, shape: Sequence[int]) -> list[int]:
-        """Of a tensor of this shape, in elements."""
+        """Of a tensor of this shape, in elements.
+
+        Args:
+            shape: of the tensor.
+        """
         order = range(len(shape)) if self.transposed else reversed(range(len(shape)))
         strides, step = [0] * len(shape), self.stride
         for d in order:
@@ -316,6 +354,10 @@ class Guarded:
     >>> guarded.view.fill_(1.0).stride()
     (2,)
     >>> guarded.check()
+
+    Args:
+        values: what ``view`` gets: its shape, dtype and elements.
+        layout: where it lies.
     """
 
     def __init__(self, values: Tensor, layout: Layout = Layout()) -> None:  # noqa: B008
@@ -345,13 +387,24 @@ class Guarded:
 
 
 def assert_same_bits(actual: Tensor, expected: Tensor, what: str = "result") -> None:
-    """Raise AssertionError unless two tensors are the same in the sense of :func:`tricoll.oracle.same_bits`."""
+    """Raise AssertionError unless two tensors are the same in the sense of :func:`tricoll.oracle.same_bits`.
+
+    Args:
+        actual: what there is.
+        expected: what there should be.
+        what: its name in the message.
+    """
     _assert_like(actual, expected, what)
     _raise_first(oracle.differing(actual, expected), actual, lambda at: f"not {_pattern(expected[at])}", what)
 
 
 def assert_same_on_all_ranks(outputs: Sequence[Tensor], what: str = "result") -> None:
-    """Raise AssertionError unless all ranks have the same bits."""
+    """Raise AssertionError unless all ranks have the same bits.
+
+    Args:
+        outputs: of each rank.
+        what: their name in the message.
+    """
     for rank, output in enumerate(outputs):
         assert_same_bits(output, outputs[0], f"{what}, rank {rank}, compared with rank 0")
 
@@ -464,6 +517,9 @@ def check_gather(
     """Judge a gather to ``root`` along dimension 0, in which the inputs may differ in size.
 
     Args:
+        inputs: what each rank gave.
+        root: the rank.
+        wire: the dtype that travelled; None: that of the inputs.
         outputs: what the root got; the others' are not looked at and may be None.
     """
     result = _result_of_root(outputs, inputs, root, "gather")
@@ -474,7 +530,14 @@ def check_gather(
 def check_broadcast(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor | None], root: int = 0, wire: torch.dtype | None = None
 ) -> None:
-    """Judge a broadcast: what each rank got, the root too. Of the inputs, only the root's matters."""
+    """Judge a broadcast: what each rank got, the root too. Of the inputs, only the root's matters.
+
+    Args:
+        outputs: what each rank got, in rank order.
+        inputs: what each rank gave.
+        root: the rank.
+        wire: the dtype that travelled; None: that of the inputs.
+    """
     _assert_ranks(outputs, inputs)
     expected = oracle.broadcast(inputs, wire, outputs[0].dtype, root=root)
     for rank, output in enumerate(outputs):
@@ -484,7 +547,14 @@ def check_broadcast(
 def check_scatter(
     outputs: Sequence[Tensor], inputs: Sequence[Tensor | None], root: int = 0, wire: torch.dtype | None = None
 ) -> None:
-    """Judge a scatter along dimension 0. Of the inputs, only the root's matters."""
+    """Judge a scatter along dimension 0. Of the inputs, only the root's matters.
+
+    Args:
+        outputs: what each rank got, in rank order.
+        inputs: what each rank gave.
+        root: the rank.
+        wire: the dtype that travelled; None: that of the inputs.
+    """
     _assert_ranks(outputs, inputs)
     expected = oracle.scatter(inputs, wire, outputs[0].dtype, root=root)
     for rank, output in enumerate(outputs):
@@ -501,6 +571,9 @@ def check_all_to_all(
     """Judge an all-to-all along dimension 0.
 
     Args:
+        outputs: what each rank got, in rank order.
+        inputs: what each rank gave.
+        wire: the dtype that travelled; None: that of the inputs.
         splits: ``splits[r][s]`` rows of rank r's tensor go to rank s; None: the same number to all.
     """
     _assert_ranks(outputs, inputs)

@@ -73,7 +73,11 @@ class Timeline:
         )
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the steps as JSON for chrome://tracing or https://ui.perfetto.dev, times in microseconds."""
+        """Write the steps as JSON for chrome://tracing or https://ui.perfetto.dev, times in microseconds.
+
+        Args:
+            path: of the file.
+        """
         events = [chrome.name(self.rank, track, name) for track, name in enumerate(TRACKS)]
         for number, step in enumerate(self.steps):
             first = min((b.ready for b in step.buckets), default=step.backward_end)
@@ -88,6 +92,10 @@ class Timeline:
 
     def plot(self, path: str | os.PathLike[str], step: int = -1) -> None:
         """Draw one step (the last by default) as a picture, in the format that the path's ending names.
+
+        Args:
+            path: of the file.
+            step: its number, from the oldest; negative: from the latest.
 
         Raises:
             ImportError: matplotlib is not installed.

@@ -25,6 +25,9 @@ def binary_tree(rank: int, world_size: int) -> Node:
     is no such rank; the children are ``bit / 2`` below and above, the latter nearer if that is out of range. Rank 0 is
     the root and has one child. Depth: at most ceil(log2(world_size)). Source: Sanders, Speck, Traeff, "Two-tree
     algorithms for full bandwidth broadcast, reduction and scan", 2009, in the form that NCCL uses.
+
+    Args:
+        world_size: ranks.
     """
     half = (rank & -rank if rank else 1 << (world_size - 1).bit_length()) >> 1
     first = rank - half if rank and half else NOBODY
@@ -48,6 +51,9 @@ def double_binary_tree(rank: int, world_size: int) -> tuple[Node, Node]:
     """The places of ``rank`` in two trees, so that no rank (for an odd world size, one) is an inner node of both.
 
     The second is the first's mirror image for an even world size, and the first shifted by one for an odd one.
+
+    Args:
+        world_size: ranks.
     """
 
     def elsewhere(node: Node) -> Node:

@@ -57,6 +57,7 @@ class Trace:
 
     @property
     def channels(self) -> int:
+        """How many there are."""
         return 1 + max((e.channel for e in self.events), default=0)
 
     @property
@@ -86,6 +87,7 @@ class Trace:
 
     @property
     def waits(self) -> list[Event]:
+        """Waits that ended."""
         return [e for e in self.events if e.kind == "wait"]
 
     @property
@@ -106,7 +108,11 @@ class Trace:
         )
 
     def text(self, messages: int = MESSAGES) -> str:
-        """The lanes in characters, and the first messages."""
+        """The lanes in characters, and the first messages.
+
+        Args:
+            messages: how many of them.
+        """
         factor, unit = self.unit
         at = lambda time: f"{time * factor:10.3f}"
         lines = [self.summary(), " " * 8 + "0" + f"{self.last * factor:.3f} {unit}".rjust(WIDTH - 1)]
@@ -141,7 +147,11 @@ class Trace:
         return "".join(lane)
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the run as JSON for chrome://tracing or https://ui.perfetto.dev, times in microseconds."""
+        """Write the run as JSON for chrome://tracing or https://ui.perfetto.dev, times in microseconds.
+
+        Args:
+            path: of the file.
+        """
         records = []
         for rank in range(self.ranks):
             for channel in range(self.channels):
@@ -166,6 +176,9 @@ class Trace:
 
         ``flags``: draw those too; None: if a wait did not end, since a flag may be what it waits for.
 
+        Args:
+            path: of the picture.
+
         Raises:
             ImportError: Matplotlib is not installed.
             ValueError: there are too many ranks for a picture, or Matplotlib does not know the format.
@@ -182,7 +195,17 @@ def of(
     node_size: int = 0,
     links: str = "",
 ) -> Trace:
-    """The trace of a run, or of what :func:`tricoll.simulate` raised. ``ranks``: 0: as many as are in the events."""
+    """The trace of a run, or of what :func:`tricoll.simulate` raised. ``ranks``: 0: as many as are in the events.
+
+    Args:
+        run: what :func:`tricoll.simulate` returned or raised, or the events of either.
+        title: of the picture.
+        node_size: ranks a node; 0: all are in one.
+        links: what they are like, for people.
+
+    Raises:
+        TypeError: ``run`` has no trace.
+    """
     error = run if isinstance(run, BaseException) else None
     events: Any = getattr(run, "trace", run)
     if not isinstance(events, Sequence):

@@ -28,6 +28,8 @@ class Work(dist.Work):
 
     An error of the call is raised by :meth:`wait` and :meth:`result`, as often as they are called.
     ``submitted``, ``started`` and ``ended`` are times of ``time.perf_counter()``, 0.0 while they are in the future.
+
+    Made by the calls of a communicator.
     """
 
     def __init__(self, queue: Queue, what: str, run: Callable[[], Any], value: Any, lane: Lane = None) -> None:
@@ -57,6 +59,7 @@ class Work(dist.Work):
                 bounds.
 
         Raises:
+            RuntimeError: a callback of an earlier call waits, which this one is queued behind.
             CollectiveTimeout: it has not finished within ``timeout``; the message says which ranks are late, if that is
                 known. The call goes on: wait again, or destroy the communicator.
             CollectiveError: the call failed.

@@ -67,6 +67,9 @@ def init(
             machine, else "host".
         tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
+    Returns:
+        This rank's communicator.
+
     Raises:
         CollectiveTimeout: ranks are missing; it says which.
         HeapExhausted: shared memory is too small; it says what is needed, what there is, and what to set.
