@@ -516,7 +516,8 @@ def sub_groups(comm):
 def test_nothing_grows_with_groups(pool):
     for seen in pool(2).run(sub_groups, limit=100):
         (files, threads), (files_early, threads_early) = seen[-1], seen[4]  # PyTorch's own come and stay
-        assert files <= files_early and threads <= threads_early, seen
+        # A thread may be on its way out, or PyTorch's next one have come; 15 groups would leave 15.
+        assert files <= files_early and threads <= threads_early + 3, seen
 
 
 def wrong_options(comm):
