@@ -45,8 +45,12 @@ def settings_for(
     block: int | None = None,
     node_size: int | None = None,
     reproducible: bool | None = None,
+    usual_link: str = "mapped",
 ) -> dispatch.Settings:
-    """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else what suits CPUs."""
+    """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else what suits CPUs.
+
+    ``usual_link`` is the kind of links if nobody says anything.
+    """
 
     def choose(name: str, given: int | None, default: int) -> int:
         text = os.environ.get(f"TRICOLL_{name.upper()}")
@@ -55,7 +59,7 @@ def settings_for(
         except ValueError:
             raise ValueError(f"TRICOLL_{name.upper()} is {text!r}, not a number") from None
 
-    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", "mapped")
+    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", usual_link)
     if link not in ("mapped", "put"):
         raise ValueError(f"link is {link!r}; it can be 'auto', 'mapped' or 'put'")
     result = dispatch.Settings(
