@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from tricoll.errors import CollectiveError, CollectiveTimeout
 
 NAMES = ("liboshmem.so.40", "liboshmem.so")
-LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK")  # Open MPI's oshrun and mpirun set both, srun --mpi=pmix the second
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK")  # Open MPI's oshrun and mpirun set both, srun --mpi=pmix the second
 SERIALIZED = 2  # SHMEM_THREAD_SERIALIZED
 GREATER_OR_EQUAL = 5  # SHMEM_CMP_GE
 LINE = 128
@@ -55,7 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def launched() -> bool:
     """Whether this process was started as one of several by Open MPI's launcher, or one that works with it."""
-    return any(name in os.environ for name in LAUNCHED)
+    return any(name in os.environ for name in RANKS)
 
 
 def load() -> Any:
@@ -84,7 +84,7 @@ class Library:
         self._c = load()
         self._lock = threading.Lock()
         self._over = ""  # why no more calls can be made
-        self.pe, self.pes = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMIX_RANK", 0)), 0
+        self.pe, self.pes = int(next(os.environ[name] for name in RANKS if name in os.environ)), 0
         self.mapped = False  # whether all PEs' memory is mapped here
         self.patience = timeout  # seconds for a call that waits for other PEs
         self._ending = threading.Event()

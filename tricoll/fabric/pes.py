@@ -22,7 +22,7 @@ from .cpu import peek_word, store_word
 SLOTS, SLOT_BYTES = 8, 4096  # of a board: a number, a length, and text
 LEFT = SLOTS - 1  # the board slot in which a rank says that it has left
 KEPT = 64  # posts whose text is kept, since it may be on its way: far more than there can be between two calls
-ASK, AGREE, READY = 1, 2, 3  # what PEs say to each other to allocate something
+ASK, AGREE, READY = 0, 1, 2  # what PEs say to each other to allocate something
 GIVEN_UP = "given up"
 NAP = 1e-3  # seconds between two looks at whether others are there
 GRACE = 10.0  # seconds that a PE whose program has failed gives the others to end, too

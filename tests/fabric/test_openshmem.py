@@ -1,0 +1,180 @@
+"""The kernels on an OpenSHMEM library that nobody here wrote, over shared memory and over TCP.
+
+One program is started for each number of PEs and transport. It runs all its checks (pe_checks.py), and each is a test
+here, so that a failure names the check.
+"""
+
+import os
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pe_checks
+import pytest
+from pe_checks import CHECKS
+
+from tricoll.fabric import openshmem
+
+LAUNCHER = shutil.which("oshrun")
+REASON = "oshrun is not installed (on Debian: openmpi-bin)" if LAUNCHER is None else openshmem.unavailable()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"OpenSHMEM: {REASON}")
+
+TRANSPORTS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp,self"}}
+EVERYWHERE = [name for name in CHECKS if name.startswith("every call, put")] + ["a_few_million_elements"]
+ONLY = {"shared memory": ["every call, mapped", "edges, mapped"], "TCP": ["mapped_links_that_there_cannot_be"]}
+ONCE = 3  # the number of PEs with which all checks run, not only those of the bits of every call
+
+
+def names(n, transport):
+    """The checks that a program of ``n`` PEs makes."""
+    others = tuple(prefix for where, prefixes in ONLY.items() if where != transport for prefix in prefixes)
+    here = [name for name in CHECKS if not name.startswith(others)]
+    every = [*EVERYWHERE, *(name for name in here if name.startswith("every call"))]
+    return [name for name in here if n == ONCE or name in every]
+
+
+def start(n, script, *arguments, environment=()):
+    """Start a program of ``n`` PEs. Its output comes as text."""
+    ours = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE") and not k.startswith("OMPI_")}
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return subprocess.Popen(
+        [LAUNCHER, *root, "--oversubscribe", "-np", str(n), sys.executable, script, *arguments],
+        env=ours | {"SHMEM_SYMMETRIC_SIZE": "128M"} | dict(environment),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(program, limit):
+    """The exit code and the output of a program; it is ended if it takes longer than ``limit`` seconds."""
+    try:
+        output, _ = program.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        program.terminate()  # the launcher ends its processes
+        output, _ = program.communicate(timeout=20)
+        return None, output
+    return program.returncode, output
+
+
+class Program:
+    """What came of one program: its exit code, its output, and the outcome of each check on each PE."""
+
+    def __init__(self, n, transport, folder):
+        self.n, self.transport = n, transport
+        started = start(n, pe_checks.__file__, str(folder), *names(n, transport), environment=TRANSPORTS[transport])
+        self.code, self.output = finish(started, 100)
+        self.outcomes = []
+        for pe in range(n):
+            left = folder / f"{pe}.pickle"
+            self.outcomes.append(pickle.loads(left.read_bytes()) if left.exists() else {})
+
+
+PROGRAMS = {}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """``program(n, transport)``, started once."""
+
+    def get(n, transport):
+        if (n, transport) not in PROGRAMS:
+            PROGRAMS[n, transport] = Program(n, transport, tmp_path_factory.mktemp("pes"))
+        return PROGRAMS[n, transport]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("n", "transport", "name"),
+    [(n, transport, name) for n in (2, 3, 4) for transport in TRANSPORTS for name in names(n, transport)],
+)
+def test_openshmem(program, n, transport, name):
+    done = program(n, transport)
+    results = []
+    for pe, outcomes in enumerate(done.outcomes):
+        assert name in outcomes, f"PE {pe} did not come so far (exit code {done.code}):\n{done.output[-4000:]}"
+        value, error, _ = outcomes[name]
+        assert not error, f"on PE {pe}:\n{error}"
+        results.append(value)
+    CHECKS[name].judge(results, n)
+
+
+@pytest.mark.parametrize(("n", "transport"), [(n, transport) for n in (2, 3, 4) for transport in TRANSPORTS])
+def test_the_program_ends_well(program, n, transport):
+    """With code 0, and nothing that the library complains about but what was asked for on purpose."""
+    done = program(n, transport)
+    assert done.code == 0, done.output[-4000:]
+    complaints = [line for line in done.output.splitlines() if line.strip() and "exceeds symmetric space" not in line]
+    assert not complaints, complaints
+
+
+# The end of a program that does not go well.
+
+
+def run(tmp_path, n, text, limit=30.0, environment=()):
+    """The exit code, the output, and the seconds that a program of this text took."""
+    (tmp_path / "program.py").write_text(text)
+    began = time.monotonic()
+    code, output = finish(start(n, str(tmp_path / "program.py"), environment=environment), limit)
+    assert code is not None, f"it did not end within {limit} s:\n{output}"
+    return code, output, time.monotonic() - began
+
+
+def test_an_exception_on_one_pe_ends_all(tmp_path):
+    """The others learn of it in the middle of a call; the exit code is 1, and nobody crashes."""
+    text = """
+import time, torch, tricoll
+comm = tricoll.init(timeout=60)
+comm.all_reduce(torch.ones(3))
+work = comm.all_reduce(torch.ones(3), async_op=True)
+if comm.rank == 1:
+    raise ZeroDivisionError("PE 1's own")
+try:
+    comm.all_reduce(torch.ones(3))
+except tricoll.PeerFailure as error:
+    print("told:", error, flush=True)
+    raise SystemExit(1)
+"""
+    code, output, seconds = run(tmp_path, 3, text)
+    assert code == 1 and seconds < 25 and "PE 1's own" in output
+    assert len(re.findall(r"told: rank [02], call 3, .*ranks \[1\] are gone", output)) == 2, output
+    assert "signal" not in output and "without shmem_finalize" not in output, output
+
+
+def test_a_killed_pe_ends_all(tmp_path):
+    """The launcher does that: nobody waits for the timeout."""
+    text = """
+import os, signal, torch, tricoll
+comm = tricoll.init(timeout=60)
+comm.all_reduce(torch.ones(3))
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+comm.all_reduce(torch.ones(3))
+"""
+    code, output, seconds = run(tmp_path, 2, text)
+    assert code == 128 + 9 and seconds < 25 and "signal 9" in output
+
+
+def test_a_process_that_never_joins_is_not_waited_for(tmp_path):
+    """The others' init ends with its timeout, and with it the program."""
+    text = """
+import os, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
+    time.sleep(60)
+import tricoll
+tricoll.init(timeout=2)
+"""
+    code, output, seconds = run(tmp_path, 2, text)
+    assert code == 1 and seconds < 25 and "shmem_init_thread has not returned within 2 s" in output, output
+
+
+def test_openshmem_without_a_launcher_says_how_to_start():
+    import tricoll
+
+    with pytest.raises(ValueError, match="oshrun -np 4"):
+        tricoll.init(fabric="openshmem")
