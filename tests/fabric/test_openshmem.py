@@ -4,26 +4,23 @@ One program is started for each number of PEs and transport. It runs all its che
 here, so that a failure names the check.
 """
 
-import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import time
-from pathlib import Path
 
+import openmpi
 import pe_checks
 import pytest
 from pe_checks import CHECKS
 
+import tricoll
 from tricoll.fabric import openshmem
 
-LAUNCHER = shutil.which("oshrun")
-REASON = "oshrun is not installed (on Debian: openmpi-bin)" if LAUNCHER is None else openshmem.unavailable()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=f"OpenSHMEM: {REASON}")
+REASON = "there is no oshrun (on Debian: openmpi-bin)" if not shutil.which("oshrun") else openshmem.unavailable()
+pytestmark = openmpi.needs("OpenSHMEM", REASON)
 
-TRANSPORTS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp,self"}}
+TRANSPORTS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}}
 EVERYWHERE = [name for name in CHECKS if name.startswith("every call, put")] + ["a_few_million_elements"]
 ONLY = {"shared memory": ["every call, mapped", "edges, mapped"], "TCP": ["mapped_links_that_there_cannot_be"]}
 ONCE = 3  # the number of PEs with which all checks run, not only those of the bits of every call
@@ -38,27 +35,9 @@ def names(n, transport):
 
 
 def start(n, script, *arguments, environment=()):
-    """Start a program of ``n`` PEs. Its output comes as text."""
-    ours = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE") and not k.startswith("OMPI_")}
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return subprocess.Popen(
-        [LAUNCHER, *root, "--oversubscribe", "-np", str(n), sys.executable, script, *arguments],
-        env=ours | {"SHMEM_SYMMETRIC_SIZE": "128M"} | dict(environment),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(program, limit):
-    """The exit code and the output of a program; it is ended if it takes longer than ``limit`` seconds."""
-    try:
-        output, _ = program.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        program.terminate()  # the launcher ends its processes
-        output, _ = program.communicate(timeout=20)
-        return None, output
-    return program.returncode, output
+    """Start a program of ``n`` PEs."""
+    heap = {"SHMEM_SYMMETRIC_SIZE": "128M"}
+    return openmpi.start("oshrun", n, script, *arguments, environment=heap | dict(environment))
 
 
 class Program:
@@ -67,7 +46,7 @@ class Program:
     def __init__(self, n, transport, folder):
         self.n, self.transport = n, transport
         started = start(n, pe_checks.__file__, str(folder), *names(n, transport), environment=TRANSPORTS[transport])
-        self.code, self.output = finish(started, 100)
+        self.code, self.output = openmpi.finish(started, 100)
         self.outcomes = []
         for pe in range(n):
             left = folder / f"{pe}.pickle"
@@ -120,8 +99,7 @@ def run(tmp_path, n, text, limit=30.0, environment=()):
     """The exit code, the output, and the seconds that a program of this text took."""
     (tmp_path / "program.py").write_text(text)
     began = time.monotonic()
-    code, output = finish(start(n, str(tmp_path / "program.py"), environment=environment), limit)
-    assert code is not None, f"it did not end within {limit} s:\n{output}"
+    code, output = openmpi.finish(start(n, tmp_path / "program.py", environment=environment), limit)
     return code, output, time.monotonic() - began
 
 
@@ -174,7 +152,5 @@ tricoll.init(timeout=2)
 
 
 def test_openshmem_without_a_launcher_says_how_to_start():
-    import tricoll
-
     with pytest.raises(ValueError, match="oshrun -np 4"):
         tricoll.init(fabric="openshmem")
