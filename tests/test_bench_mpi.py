@@ -39,8 +39,12 @@ for name in collective.NAMES:
     rows += [(name, r["backend"], r["type"], r["redop"], r["out_of_place"]["nwrong"], r["in_place"]["nwrong"])
              for r in report.results]
     unavailable += [(name, text) for text in report.unavailable]
+plan = Plan(dataclasses.replace(case, collective="all_reduce"), (4100,), (torch.float32,), ["sum"], [-1],
+            options={"fabric": "openshmem"})
+report = run.run(plan, started, lambda text: None, "a test")
+shmem = [(r["backend"], r["out_of_place"]["nwrong"], r["in_place"]["nwrong"]) for r in report.results]
 if started.prints:
-    print("RESULT", json.dumps([n, rows, unavailable]))
+    print("RESULT", json.dumps([n, rows, unavailable, shmem]))
 started.close()
 """
 
@@ -55,8 +59,8 @@ def test_every_collective_of_mpi_is_right(tmp_path):
     code, output = openmpi.finish(program, 100)
     assert code == 0, output[-4000:]
     found = next(line for line in output.splitlines() if line.startswith("RESULT "))
-    n, rows, unavailable = json.loads(found.removeprefix("RESULT "))
-    assert n == 3
+    n, rows, unavailable, shmem = json.loads(found.removeprefix("RESULT "))
+    assert n == 3 and shmem == [["tricoll", 0, 0], ["mpi", 0, 0]]  # also with PEs for tricoll's ranks
     assert [row for row in rows if row[4] or row[5]] == []
     for name in collective.NAMES:
         reduces = collective.named(name).reduces

@@ -124,7 +124,15 @@ def connect(
     if constants is None:
         from . import tune
 
-        constants = tune.find("host", world_size, chosen.node_size, "mapped" if chosen.mapped else "put") or "host"
+        constants = (
+            tune.find(
+                "host" if fabric == "auto" else fabric,
+                world_size,
+                chosen.node_size,
+                "mapped" if chosen.mapped else "put",
+            )
+            or "host"
+        )
     constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
     try:

@@ -21,17 +21,18 @@ REASON = "there is no oshrun (on Debian: openmpi-bin)" if not shutil.which("oshr
 pytestmark = openmpi.needs("OpenSHMEM", REASON)
 
 TRANSPORTS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}}
-EVERYWHERE = [name for name in CHECKS if name.startswith("every call, put")] + ["a_few_million_elements"]
-ONLY = {"shared memory": ["every call, mapped", "edges, mapped"], "TCP": ["mapped_links_that_there_cannot_be"]}
 ONCE = 3  # the number of PEs with which all checks run, not only those of the bits of every call
+ONLY = {
+    "shared memory": ("every call, mapped", "edges, mapped"),
+    "TCP": ("mapped_links_that_there_cannot_be", "nobody_waits", "a rank that does not take", "a_rank_that_is_late"),
+}
 
 
 def names(n, transport):
     """The checks that a program of ``n`` PEs makes."""
-    others = tuple(prefix for where, prefixes in ONLY.items() if where != transport for prefix in prefixes)
-    here = [name for name in CHECKS if not name.startswith(others)]
-    every = [*EVERYWHERE, *(name for name in here if name.startswith("every call"))]
-    return [name for name in here if n == ONCE or name in every]
+    (elsewhere,) = (prefixes for where, prefixes in ONLY.items() if where != transport)
+    here = [name for name in CHECKS if not name.startswith(elsewhere)]
+    return [name for name in here if n == ONCE or name.startswith(("every call", "a_few_million"))]
 
 
 def start(n, script, *arguments, environment=()):

@@ -50,6 +50,7 @@ class OpenshmemProgram(RankProgram):
 
     def seen(self, flag: int) -> None:
         # True at once; it is the call that lets the memory model order what was put before the word before our reads.
+        # It also takes the lock under which, where a CPU has to deliver, another thread may just be writing both.
         self.fabric.library.test(flag, peek_word(flag))
 
 

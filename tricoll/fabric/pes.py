@@ -92,6 +92,7 @@ class Job:
         self._attempts = self._made = 0
         self._live: dict[int, int] = {}  # addresses of memory, by its number
         self._given_back: dict[int, Any] = {}  # here, by number; and what must live on until it is freed
+        self._process = os.getpid()
         self._ended = False
 
     def begin(self) -> None:
@@ -172,7 +173,7 @@ class Job:
         As in any SPMD program, a PE that has nothing more to do waits for the others; the launcher ends it if one of
         them dies. A PE whose program has failed does not wait for long.
         """
-        if self._ended:
+        if self._ended or os.getpid() != self._process:  # a forked child is no PE
             return
         self._ended = True
         failed = hasattr(sys, "last_value")  # the interpreter has shown an exception that nobody caught
