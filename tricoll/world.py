@@ -124,15 +124,8 @@ def connect(
     if constants is None:
         from . import tune
 
-        constants = (
-            tune.find(
-                "host" if fabric == "auto" else fabric,
-                world_size,
-                chosen.node_size,
-                "mapped" if chosen.mapped else "put",
-            )
-            or "host"
-        )
+        name, link = "host" if fabric == "auto" else fabric, "mapped" if chosen.mapped else "put"
+        constants = tune.find(name, world_size, chosen.node_size, link) or "host"
     constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
     try:
