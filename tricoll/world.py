@@ -150,13 +150,13 @@ def _among_pes() -> bool:
 
 
 def _join_pes(timeout: float) -> Job:
-    """This process as a PE, until the program ends: then the calls that are still under way end first."""
+    """This process as a PE, until the program ends."""
     from .fabric import pes
 
     job = pes.join(timeout)
-    for step in (pes.end, work._end):  # what is registered last is called first
-        atexit.unregister(step)
-        atexit.register(step)
+    # What is registered last is called first: the calls that are still under way end before the library does.
+    atexit.unregister(work._end)
+    atexit.register(work._end)
     return job
 
 

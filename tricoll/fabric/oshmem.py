@@ -78,7 +78,7 @@ def load() -> Any:
 
 
 class Library:
-    """The library, started: see :func:`start`. Addresses are ints; symmetric ones are the same on all PEs."""
+    """The library of this process. Addresses are ints; symmetric ones are the same on all PEs."""
 
     def __init__(self, timeout: float) -> None:
         self._c = load()
@@ -115,7 +115,7 @@ class Library:
             while not self._ending.wait(TICK):
                 self.progress()
 
-    # Calls. None of the first ones waits for another PE.
+    # Calls that do not wait for other PEs.
 
     def _call(self, function: Any, *arguments: Any) -> Any:
         self._enter()

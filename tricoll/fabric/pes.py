@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import ctypes
@@ -21,7 +22,8 @@ from .cpu import peek_word, store_word
 
 SLOTS, SLOT_BYTES = 8, 4096  # of a board: a number, a length, and text
 LEFT = SLOTS - 1  # the board slot in which a rank says that it has left
-KEPT = 64  # posts whose text is kept, since it may be on its way: far more than there can be between two calls
+KEPT = 64  # posts whose text is kept, since it may be on its way: more than there can be before others have read some
+LISTED = 100  # pieces of memory that a PE lists as given back, so that the list fits into a slot
 ASK, AGREE, READY = 0, 1, 2  # what PEs say to each other to allocate something
 GIVEN_UP = "given up"
 NAP = 1e-3  # seconds between two looks at whether others are there
@@ -55,7 +57,7 @@ class Board:
     def post(self, slot: int, sequence: int, text: str) -> None:
         """Write a slot: ``text`` under a number that grows from post to post."""
         data = text.encode()[: SLOT_BYTES - 16]
-        post = ctypes.create_string_buffer(struct.pack("<qq", sequence, len(data)) + data, 16 + len(data))
+        post = ctypes.create_string_buffer(struct.pack("=qq", sequence, len(data)) + data, 16 + len(data))
         self._posted.append(post)
         source, where, me = ctypes.addressof(post), self._at(self.library.pe, slot), self.library.pe
         ctypes.memmove(where + 8, source + 8, 8 + len(data))
@@ -92,10 +94,19 @@ class Job:
         self._attempts = self._made = 0
         self._live: dict[int, int] = {}  # addresses of memory, by its number
         self._given_back: dict[int, Any] = {}  # here, by number; and what must live on until it is freed
+        self._board: Board | None = None
         self._process = os.getpid()
         self._ended = False
 
+    def board(self) -> Board:
+        """On which PEs talk about memory and the end. Raises CollectiveError if the library cannot be used."""
+        self.library.check()
+        if self._board is None:
+            raise CollectiveError(f"PE {self.library.pe}: the OpenSHMEM library had no memory to begin with")
+        return self._board
+
     def begin(self) -> None:
+        """Start the library. Collective."""
         start = self.library.begin(SLOTS * SLOT_BYTES // 8)
         if not start:
             raise HeapExhausted(f"PE {self.library.pe} {_explain(Board.size(self.library.pes))}")
@@ -106,7 +117,7 @@ class Job:
     def allocate(self, nbytes: int, agreed: Mapping[str, Any], timeout: float) -> tuple[int, int]:
         """Memory on all PEs, of zeros: its address, and its number. Raises as :meth:`.base.Fabric.allocate` does."""
         self._attempts += 1
-        mine = {"agreed": agreed, "mapped": self.library.mapped, "given_back": sorted(self._given_back)}
+        mine = {"agreed": agreed, "mapped": self.library.mapped, "given_back": sorted(self._given_back)[:LISTED]}
         ranks = [json.loads(text) for text in self._say(ASK, json.dumps(mine), timeout)]
         _check(ranks)
         self.library.quiet()  # nothing of this PE is under way to what is freed
@@ -130,7 +141,7 @@ class Job:
 
     def _say(self, stage: int, text: str, timeout: float) -> list[str]:
         """Everybody's ``text``, when all PEs have come to this stage of this attempt."""
-        board, me, n = self._board, self.library.pe, self.library.pes
+        board, me, n = self.board(), self.library.pe, self.library.pes
         # Two attempts have slots of their own: a PE may begin the next one while others still read this one.
         number, slot = 4 * self._attempts + stage, 4 * (self._attempts % 2) + stage
         board.post(slot, number, text)
@@ -178,11 +189,11 @@ class Job:
         self._ended = True
         failed = hasattr(sys, "last_value")  # the interpreter has shown an exception that nobody caught
         with contextlib.suppress(CollectiveError):
+            board, everybody = self.board(), range(self.library.pes)
             for member in list(self.members):
                 member.close()
-            self._board.post(LEFT, 1, "")
-            everybody = range(self.library.pes)
-            if self._pause(lambda: all(self._board.peek(r, LEFT)[0] for r in everybody), GRACE if failed else None):
+            board.post(LEFT, 1, "")
+            if self._pause(lambda: all(board.peek(r, LEFT)[0] for r in everybody), GRACE if failed else None):
                 return self.library.finalize()
         self.library.abandon(f"other PEs have not ended within {GRACE:g} s")
 
@@ -224,8 +235,9 @@ def join(timeout: float) -> Job:
             _job = Job(timeout)
         except OSError as error:
             raise ValueError(f"the openshmem fabric: {error}") from error
+        atexit.register(end)
         _job.begin()
-    _job.library.check()
+    _job.board()
     _job.library.patience = timeout
     return _job
 
