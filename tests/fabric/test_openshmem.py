@@ -4,6 +4,7 @@ One program is started for each number of PEs and transport. It runs all its che
 here, so that a failure names the check.
 """
 
+import ctypes
 import pickle
 import re
 import shutil
@@ -16,11 +17,16 @@ from pe_checks import CHECKS
 
 import tricoll
 from tricoll.fabric import openshmem
+from tricoll.fabric.cpu_rank import RankFabric
 
 REASON = "there is no oshrun (on Debian: openmpi-bin)" if not shutil.which("oshrun") else openshmem.unavailable()
 pytestmark = openmpi.needs("OpenSHMEM", REASON)
 
-TRANSPORTS = {"shared memory": {}, "TCP": {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo"}}
+SMALL_SOCKETS = {"UCX_TCP_SNDBUF": "32k", "UCX_TCP_RCVBUF": "32k"}  # so that what is put waits for its way
+TRANSPORTS = {
+    "shared memory": {},
+    "TCP": {"UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "lo", **SMALL_SOCKETS},
+}
 ONCE = 3  # the number of PEs with which all checks run, not only those of the bits of every call
 ONLY = {
     "shared memory": ("every call, mapped", "edges, mapped"),
@@ -155,3 +161,29 @@ tricoll.init(timeout=2)
 def test_openshmem_without_a_launcher_says_how_to_start():
     with pytest.raises(ValueError, match="oshrun -np 4"):
         tricoll.init(fabric="openshmem")
+
+
+def test_a_put_with_signal_is_a_put_a_fence_and_a_word():
+    """The fence cannot be missed where these tests run, since a socket keeps the order; elsewhere it can."""
+    said = []
+
+    class Library:
+        def put(self, dest, source, nbytes, pe):
+            said.append(("put", dest, source, nbytes, pe))
+
+        def fence(self):
+            said.append("fence")
+
+        def put_word(self, dest, source, pe):
+            said.append(("word", dest, ctypes.c_int64.from_address(source).value, pe))
+
+    fabric = openshmem.OpenshmemFabric.__new__(openshmem.OpenshmemFabric)
+    RankFabric.__init__(fabric, 0, 2, 1.0, "torch")
+    fabric.library, fabric._words = Library(), {}
+    program = openshmem.OpenshmemProgram(fabric, 0)
+    program.put_signal(0x1000, 0x2000, 640, 0x3000, 1 << 40, 1)
+    program.signal(0x3008, 7, 1)
+    assert said == [("put", 0x1000, 0x2000, 640, 1), "fence", ("word", 0x3000, 1 << 40, 1), ("word", 0x3008, 7, 1)]
+    assert (program.counters.puts, program.counters.payload_bytes, program.counters.signals) == (1, 640, 1)
+    sources = {address: ctypes.addressof(word) for (address, _), word in fabric._words.items()}
+    assert len(set(sources.values())) == 2  # a source a word, which lives as long as the communicator
