@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +18,14 @@ from .errors import CollectiveError, CollectiveTimeout
 from .fabric import sim
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
-from .workspace import settings_for
+from .workspace import CPU, settings_for
 
 if TYPE_CHECKING:
     from .fabric.pes import Job
 
 _default: Communicator | None = None
 _epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
-FABRICS = {"auto": "mapped", "host": "mapped", "openshmem": "put"}  # and the links that each has if none are asked for
+FABRICS = ("auto", "host", "openshmem")
 
 
 def init(
@@ -116,10 +117,10 @@ def connect(
 ) -> Communicator:
     """Make a communicator of ranks that share a store (with a prefix that nobody else uses). See :func:`init`."""
     if fabric not in FABRICS:
-        raise ValueError(f"fabric is {fabric!r}; it can be one of {[*FABRICS]} (for 'sim', use tricoll.simulate)")
+        raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
-    chosen = settings_for(**settings, usual_link=FABRICS[fabric])
+    chosen = settings_for(**settings, base=replace(CPU, mapped=fabric != "openshmem"))
     constants = profile or os.environ.get("TRICOLL_PROFILE")
     if constants is None:
         from . import tune

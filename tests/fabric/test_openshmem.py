@@ -7,7 +7,6 @@ here, so that a failure names the check.
 import ctypes
 import pickle
 import re
-import shutil
 import time
 
 import openmpi
@@ -19,8 +18,7 @@ import tricoll
 from tricoll.fabric import openshmem
 from tricoll.fabric.cpu_rank import RankFabric
 
-REASON = "there is no oshrun (on Debian: openmpi-bin)" if not shutil.which("oshrun") else openshmem.unavailable()
-pytestmark = openmpi.needs("OpenSHMEM", REASON)
+pytestmark = openmpi.needs("OpenSHMEM", openshmem.unavailable())
 
 SMALL_SOCKETS = {"UCX_TCP_SNDBUF": "32k", "UCX_TCP_RCVBUF": "32k"}  # so that what is put waits for its way
 TRANSPORTS = {

@@ -12,6 +12,7 @@ one at a rank's own memory, and no rank has to take part in another's look.
 from __future__ import annotations
 
 import ctypes
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ def unavailable() -> str | None:
         oshmem.load()
     except OSError as error:
         return str(error)
+    if not oshmem.launched() and shutil.which("oshrun") is None:
+        return f"there is the OpenSHMEM library, and no oshrun to start processes. {oshmem.INSTALL}"
     return None
 
 
