@@ -372,6 +372,9 @@ def run(folder, names):
         with open(Path(folder, f"{me}.new"), "wb") as file:
             pickle.dump(outcomes, file)
         Path(folder, f"{me}.new").replace(Path(folder, f"{me}.pickle"))
+    # The program ends with a communicator that is in use.
+    comm = tricoll.init(timeout=20)
+    comm.all_reduce(torch.ones(3), async_op=True)
 
 
 if __name__ == "__main__":

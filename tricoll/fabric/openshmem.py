@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -105,6 +105,11 @@ class OpenshmemFabric(RankFabric):
             source = self._words[flag, pe] = ctypes.c_ulonglong()
         source.value = word
         self.library.put_word(flag, ctypes.addressof(source), pe)
+
+    def poll(self, until: Callable[[], bool], timeout: float) -> bool:
+        come = super().poll(until, timeout)
+        self.job.late |= not come
+        return come
 
     def progress(self) -> None:
         self.library.progress()

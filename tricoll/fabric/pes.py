@@ -91,6 +91,7 @@ class Job:
         """Collective; see :func:`join`."""
         self.library = oshmem.Library(timeout)
         self.members: list[Member] = []
+        self.late = False  # whether others have not come to something since all were last together
         self._attempts = self._made = 0
         self._live: dict[int, int] = {}  # addresses of memory, by its number
         self._given_back: dict[int, Any] = {}  # here, by number; and what must live on until it is freed
@@ -131,6 +132,7 @@ class Job:
         problems = self._say(READY, "" if start else _explain(nbytes), timeout)
         if any(problems):
             raise HeapExhausted("; ".join(f"rank {r}: {text}" for r, text in enumerate(problems) if text))
+        self.late = False
         self._made += 1
         self._live[self._made] = start
         return start, self._made
@@ -182,18 +184,19 @@ class Job:
         """At the end of the program: tell the others, wait for them to end, too, and end the library.
 
         As in any SPMD program, a PE that has nothing more to do waits for the others; the launcher ends it if one of
-        them dies. A PE whose program has failed does not wait for long.
+        them dies. A PE whose program has failed, or that has waited for others in vain, does not wait for long.
         """
         if self._ended or os.getpid() != self._process:  # a forked child is no PE
             return
         self._ended = True
-        failed = hasattr(sys, "last_value")  # the interpreter has shown an exception that nobody caught
+        # The interpreter has shown an exception that nobody caught, or somebody may never come.
+        limit = GRACE if hasattr(sys, "last_value") or self.late else None
         with contextlib.suppress(CollectiveError):
             board, everybody = self.board(), range(self.library.pes)
             for member in list(self.members):
                 member.close()
             board.post(LEFT, 1, "")
-            if self._pause(lambda: all(board.peek(r, LEFT)[0] for r in everybody), GRACE if failed else None):
+            if self._pause(lambda: all(board.peek(r, LEFT)[0] for r in everybody), limit):
                 return self.library.finalize()
         self.library.abandon(f"other PEs have not ended within {GRACE:g} s")
 
