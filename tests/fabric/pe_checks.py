@@ -4,7 +4,6 @@ Started as ``oshrun -np 4 python pe_checks.py FOLDER NAME...``; each PE leaves w
 """
 
 import functools
-import pickle
 import random
 import sys
 import time
@@ -20,7 +19,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import test_host  # noqa: E402
 import test_host_collectives  # noqa: E402
-from streams import Played  # noqa: E402
+from streams import Played, Step  # noqa: E402
 from test_host_failures import attempt, differing_calls  # noqa: E402
 
 import tricoll  # noqa: E402
@@ -85,6 +84,32 @@ for link in ("put", "mapped"):
         CHECKS[f"edges, {link}, {tiles}"] = Check(
             functools.partial(play_edges, link, tiles), functools.partial(judge_edges, link, tiles)
         )
+
+
+DTYPES = (
+    torch.float64, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8, torch.int16, torch.int32,
+    torch.int64, torch.bool, torch.complex64, torch.complex128,
+)  # fmt: skip
+
+
+def other_dtypes(n):
+    """Two calls of each dtype that the streams do not have."""
+    return [
+        Step(algorithm, collective, (n * 23,), (dtype,) * 3, seed=k)
+        for k, dtype in enumerate(DTYPES)
+        for algorithm, collective in (("two_shot", "all_reduce"), ("ring", "all_gather"))
+    ]
+
+
+def play_dtypes(n):
+    with tricoll.init(timeout=20, **test_host_collectives.SMALL) as comm:
+        return [Played(step, n).on(comm) for step in other_dtypes(n)]
+
+
+@check(play_dtypes)
+def every_other_dtype(results, n):
+    for k, step in enumerate(other_dtypes(n)):
+        Played(step, n).check_bits([ranks[k] for ranks in results])
 
 
 def large(n):
@@ -369,9 +394,8 @@ def run(folder, names):
             value, error = None, traceback.format_exc()
         tricoll.destroy()  # what a check has left as the default
         outcomes[name] = value, error, time.monotonic() - start
-        with open(Path(folder, f"{me}.new"), "wb") as file:
-            pickle.dump(outcomes, file)
-        Path(folder, f"{me}.new").replace(Path(folder, f"{me}.pickle"))
+        torch.save(outcomes, Path(folder, f"{me}.new"))
+        Path(folder, f"{me}.new").replace(Path(folder, f"{me}.pt"))
     # The program ends with a communicator that is in use.
     comm = tricoll.init(timeout=20)
     comm.all_reduce(torch.ones(3), async_op=True)

@@ -5,13 +5,13 @@ here, so that a failure names the check.
 """
 
 import ctypes
-import pickle
 import re
 import time
 
 import openmpi
 import pe_checks
 import pytest
+import torch
 from pe_checks import CHECKS
 
 import tricoll
@@ -54,8 +54,8 @@ class Program:
         self.code, self.output = openmpi.finish(started, 100)
         self.outcomes = []
         for pe in range(n):
-            left = folder / f"{pe}.pickle"
-            self.outcomes.append(pickle.loads(left.read_bytes()) if left.exists() else {})
+            left = folder / f"{pe}.pt"
+            self.outcomes.append(torch.load(left, weights_only=False) if left.exists() else {})
 
 
 PROGRAMS = {}
