@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from . import cost
+from . import cost, work
 from .communicator import Communicator
 from .errors import CollectiveError, CollectiveTimeout
 from .fabric import sim
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
-from .workspace import settings_for
+from .workspace import CPU, settings_for
+
+if TYPE_CHECKING:
+    from .fabric.pes import Job
 
 _default: Communicator | None = None
 _epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
-FABRICS = ("auto", "host")
+FABRICS = ("auto", "host", "openshmem")
 
 
 def init(
@@ -45,13 +50,16 @@ def init(
 
     Args:
         group: a ``torch.distributed`` group. None: the default group if there is one, else RANK, WORLD_SIZE,
-            MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else a world of one.
-        fabric: "host" (processes of this machine, shared memory), or "auto", which is that today.
+            MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else the PEs of an OpenSHMEM program, else a world
+            of one.
+        fabric: "host" (processes of this machine, shared memory), "openshmem" (processes that ``oshrun`` has started,
+            on one host or several), or "auto": "openshmem" if OMPI_COMM_WORLD_SIZE is set (by ``oshrun`` and
+            ``mpirun``), RANK is not and ``torch.distributed`` is not initialised, else "host".
         timeout: seconds that a rank waits for others, here and in every collective.
         check: compare the call with the other ranks' before each collective. Without it, calls that differ are still
             found, by the fingerprints on the links, but the output may have been written to by then.
         link: "mapped" (write into the peer's memory) or "put" (stage and put-with-signal). "auto": TRICOLL_LINK, else
-            mapped.
+            mapped on "host", and put on "openshmem".
         channels, slots, slot_bytes, window, block: the shape of the links, for experts and tests; each also as
             TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
         node_size: ranks a node, for algo="hierarchical"; ranks 0 to node_size - 1 are one node, and so on. None:
@@ -69,7 +77,9 @@ def init(
         ValueError: a setting is wrong.
     """
     global _default
-    store, rank, world_size, name = _rendezvous(group, timeout)
+    if fabric == "auto" and group is None and _among_pes():
+        fabric = "openshmem"
+    store, rank, world_size, name = _rendezvous(group, fabric, timeout)
     _epochs[name] = epoch = _epochs.get(name, 0) + 1
     communicator = connect(
         dist.PrefixStore(f"tricoll/{name}/{epoch}", store),
@@ -110,12 +120,13 @@ def connect(
         raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
-    chosen = settings_for(**settings)
+    chosen = settings_for(**settings, base=replace(CPU, mapped=fabric != "openshmem"))
     constants = profile or os.environ.get("TRICOLL_PROFILE")
     if constants is None:
         from . import tune
 
-        constants = tune.find("host", world_size, chosen.node_size, "mapped" if chosen.mapped else "put") or "host"
+        name, link = "host" if fabric == "auto" else fabric, "mapped" if chosen.mapped else "put"
+        constants = tune.find(name, world_size, chosen.node_size, link) or "host"
     constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
     try:
@@ -127,10 +138,30 @@ def connect(
 
 def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: float, tiles: str | None) -> Fabric:
     """One rank of a fabric; modules of those that need something installed are imported when they are asked for."""
+    if name == "openshmem":
+        from .fabric.openshmem import OpenshmemFabric
+
+        return OpenshmemFabric(_join_pes(timeout), rank, world_size, timeout, tiles)
     return HostFabric(store, rank, world_size, timeout, tiles)
 
 
-def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Store, int, int, str]:
+def _among_pes() -> bool:
+    """Whether an OpenSHMEM launcher has started this process, and nobody says that other ranks are wanted."""
+    return "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ and not dist.is_initialized()
+
+
+def _join_pes(timeout: float) -> Job:
+    """This process as a PE, until the program ends."""
+    from .fabric import pes
+
+    job = pes.join(timeout)
+    # What is registered last is called first: the calls that are still under way end before the library does.
+    atexit.unregister(work._end)
+    atexit.register(work._end)
+    return job
+
+
+def _rendezvous(group: dist.ProcessGroup | None, fabric: str, timeout: float) -> tuple[dist.Store, int, int, str]:
     if dist.is_initialized():
         members = dist.get_process_group_ranks(group or dist.group.WORLD)
         if dist.get_rank() not in members:
@@ -139,6 +170,9 @@ def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.S
         return store, members.index(dist.get_rank()), len(members), "-".join(map(str, members))
     if group is not None:
         raise ValueError("a group was given, but torch.distributed is not initialised")
+    if fabric == "openshmem":
+        library = _join_pes(timeout).library
+        return dist.HashStore(), library.pe, library.pes, "PEs"  # they meet in their memory and need no store
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return dist.HashStore(), 0, 1, "alone"
     missing = [v for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ]
