@@ -347,8 +347,18 @@ def at_exit(queue: Any) -> None:
     _queues.add(queue)
 
 
+def after_exit(fn: Callable[[], None]) -> None:
+    """Call a function when the program ends, after all queues have been closed."""
+    _last.append(fn)
+
+
+_last: list[Callable[[], None]] = []
+
+
 @atexit.register
 def _end() -> None:
     # A thread that is in the middle of a kernel when the interpreter goes away would crash it.
     for queue in list(_queues):
         queue.close(AT_EXIT, "the program has ended")
+    for fn in _last:
+        fn()

@@ -12,15 +12,16 @@ import torch.distributed as dist
 
 from . import cost
 from .communicator import Communicator
+from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
-from .fabric import sim
+from .fabric import nvshmem, sim
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
-from .workspace import settings_for
+from .workspace import CPU, settings_for
 
 _default: Communicator | None = None
 _epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
-FABRICS = ("auto", "host")
+FABRICS = ("auto", "host", "nvshmem")
 
 
 def init(
@@ -28,7 +29,7 @@ def init(
     fabric: str = "auto",
     timeout: float = 30.0,
     *,
-    check: bool = True,
+    check: bool | None = None,
     link: str = "auto",
     channels: int | None = None,
     slots: int | None = None,
@@ -46,21 +47,23 @@ def init(
     Args:
         group: a ``torch.distributed`` group. None: the default group if there is one, else RANK, WORLD_SIZE,
             MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else a world of one.
-        fabric: "host" (processes of this machine, shared memory), or "auto", which is that today.
+        fabric: "host" (processes of this machine, shared memory), "nvshmem" (one process a GPU, for CUDA tensors), or
+            "auto", which is "host".
         timeout: seconds that a rank waits for others, here and in every collective.
         check: compare the call with the other ranks' before each collective. Without it, calls that differ are still
-            found, by the fingerprints on the links, but the output may have been written to by then.
+            found, by the fingerprints on the links, but the output may have been written to by then. None: on CPUs. On
+            GPUs each comparison holds the caller up, as no other call does, and is for debugging.
         link: "mapped" (write into the peer's memory) or "put" (stage and put-with-signal). "auto": TRICOLL_LINK, else
-            mapped.
+            mapped where all ranks are.
         channels, slots, slot_bytes, window, block: the shape of the links, for experts and tests; each also as
             TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
         node_size: ranks a node, for algo="hierarchical"; ranks 0 to node_size - 1 are one node, and so on. None:
-            TRICOLL_NODE_SIZE, else 0: all ranks are in one.
+            TRICOLL_NODE_SIZE, else, with "nvshmem", as many as the hosts say, else 0: all ranks are in one.
         reproducible: choose only algorithms whose bits depend on the ranks' values alone, whatever the size and place
             of an element: one_shot and two_shot. None: TRICOLL_REPRODUCIBLE (0 or 1), else no.
         profile: the machine's constants, by which algo="auto" chooses: a built-in name ("host", "nvlink", ...) or a
             file, see :mod:`tricoll.cost`. None: TRICOLL_PROFILE, else what ``tricoll tune`` has stored for this
-            machine, else "host".
+            machine, else "host"; on GPUs "nvlink" or "ib".
         tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
     Raises:
@@ -100,7 +103,7 @@ def connect(
     world_size: int,
     fabric: str = "auto",
     timeout: float = 30.0,
-    check: bool = True,
+    check: bool | None = None,
     tiles: str | None = None,
     profile: cost.Profile | str | Path | None = None,
     **settings: Any,
@@ -110,16 +113,13 @@ def connect(
         raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
-    chosen = settings_for(**settings)
-    constants = profile or os.environ.get("TRICOLL_PROFILE")
-    if constants is None:
-        from . import tune
-
-        constants = tune.find("host", world_size, chosen.node_size, "mapped" if chosen.mapped else "put") or "host"
-    constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
+    chosen = None if fabric == "nvshmem" else settings_for(**settings)  # before anybody is waited for
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
     try:
-        return Communicator(below, chosen, timeout, check, constants)
+        chosen = chosen or settings_for(**settings, base=_base(below))
+        on_gpu = below.device.type == "cuda"
+        constants = _constants(profile, below.name, world_size, chosen, default_profile(chosen) if on_gpu else "host")
+        return Communicator(below, chosen, timeout, not on_gpu if check is None else check, constants)
     except BaseException:
         below.close()
         raise
@@ -127,7 +127,32 @@ def connect(
 
 def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: float, tiles: str | None) -> Fabric:
     """One rank of a fabric; modules of those that need something installed are imported when they are asked for."""
+    if name == "nvshmem":
+        return nvshmem.NvshmemFabric(store, rank, world_size, timeout)
     return HostFabric(store, rank, world_size, timeout, tiles)
+
+
+def _base(fabric: Fabric) -> Settings:
+    """The shape of the links where nobody says another."""
+    return fabric.settings() if isinstance(fabric, nvshmem.NvshmemFabric) else CPU
+
+
+def default_profile(settings: Settings) -> str:
+    """The built-in constants for GPUs with such links."""
+    return "nvlink" if settings.mapped else "ib"
+
+
+def _constants(
+    profile: cost.Profile | str | Path | None, fabric: str, world_size: int, settings: Settings, default: str
+) -> cost.Profile:
+    """The machine's constants: those given, else the environment's, else what has been measured, else a guess."""
+    constants = profile or os.environ.get("TRICOLL_PROFILE")
+    if constants is None:
+        from . import tune
+
+        link = "mapped" if settings.mapped else "put"
+        constants = tune.find(fabric, world_size, settings.node_size, link) or default
+    return constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
 
 
 def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Store, int, int, str]:

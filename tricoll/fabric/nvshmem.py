@@ -1,0 +1,321 @@
+"""One process a GPU, with NVSHMEM's symmetric memory: peers are written to where they are mapped, and put to elsewhere.
+
+Nothing here has run on a GPU. What can be checked without one is: names and parameters against the installed packages,
+and the order of calls against stand-ins for them (``tests/test_nvshmem.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from tricoll import bitcode, gpu
+from tricoll.dispatch import Settings
+from tricoll.errors import CollectiveError, HeapExhausted
+
+from . import cuda, symmetric
+from .agree import check_same, exchange
+from .base import Counters, Heap
+from .board import StoreBoard, pause
+from .processes import Processes
+
+log = logging.getLogger("tricoll")
+
+LEFT = 7  # the board slot in which a rank says, when it closes, how many calls it took part in
+NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
+DEVICE_POINTER = 3  # CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+OLDEST = (3, 4)  # NVSHMEM
+
+
+def unavailable() -> str | None:
+    """Why this fabric cannot be used here, or None."""
+    if reason := cuda.unavailable():
+        return reason
+    for module, package in (("nvshmem", "nvshmem4py"), ("cuda.core", "cuda-core"), ("cuda.bindings", "cuda-bindings")):
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:  # of a package that the module is in
+            found = None
+        if found is None:
+            return f'{package} is not installed: pip install "tricoll[cu13]" (or "tricoll[cu12]" for CUDA 12)'
+    try:
+        bitcode.find(cuda.arch_of(torch.device("cuda", torch.cuda.current_device())))
+    except FileNotFoundError as error:
+        return str(error)
+    return versions()
+
+
+def versions() -> str | None:
+    """What does not fit together among PyTorch, NVSHMEM's host library and its device library, or None."""
+    have = {d: version for d in ("12", "13") if (version := _version(f"nvshmem4py-cu{d}"))}
+    major = (torch.version.cuda or "").partition(".")[0]
+    if major and have and major not in have:
+        return (
+            f"PyTorch is built for CUDA {major}, and nvshmem4py is installed for CUDA {', '.join(have)}: "
+            f'pip install "tricoll[cu{major}]"'
+        )
+    library = _version(f"nvidia-nvshmem-cu{major}")
+    if library and tuple(map(int, re.findall(r"\d+", library)[:2])) < OLDEST:
+        return f"NVSHMEM is {library}; tricoll needs {'.'.join(map(str, OLDEST))} or newer"
+    return None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def choose_device(environ: Mapping[str, str], count: int, chosen: int) -> int:
+    """Which GPU this process takes: the one that the program has chosen, else LOCAL_RANK's, else the only one.
+
+    ``count``: how many it sees; ``chosen``: ``torch.cuda.current_device()``, 0 if the program has not chosen.
+    """
+    local = environ.get("LOCAL_RANK")
+    if chosen or count == 1 or local is None:
+        return chosen
+    if not local.isdigit() or int(local) >= count:
+        raise ValueError(
+            f"LOCAL_RANK is {local!r}, and this process sees {count} GPUs: start no more ranks a machine than it has "
+            "GPUs (torchrun --nproc-per-node), or look at CUDA_VISIBLE_DEVICES"
+        )
+    return int(local)
+
+
+def node_size(hosts: Sequence[str]) -> int:
+    """Ranks a node, by the hosts of ranks 0, 1, ...; 0 if all are on one, or nodes are not alike (with a warning)."""
+    size = next((r for r, host in enumerate(hosts) if host != hosts[0]), 0)
+    if not size:
+        return 0
+    nodes = [set(hosts[at : at + size]) for at in range(0, len(hosts), size)]
+    if len(hosts) % size or any(len(node) > 1 for node in nodes) or len(set().union(*nodes)) != len(nodes):
+        log.warning(
+            "ranks 0, 1, ... are on hosts %s: not the same number on each, one after the other. algo='hierarchical' is "
+            "not used; tricoll.init(node_size=...) says otherwise",
+            list(hosts),
+        )
+        return 0
+    return size
+
+
+class NvshmemFabric:
+    """One rank that is a process with a GPU of its own. See :class:`tricoll.fabric.base.Fabric`."""
+
+    name = "nvshmem"
+    emulated = False
+    asynchronous = True
+    channels = gpu.GPU.channels
+
+    def __init__(self, store: Any, rank: int, world_size: int, timeout: float) -> None:
+        """``store`` is a ``torch.distributed`` store of these ranks alone. Collective."""
+        if reason := unavailable():
+            raise CollectiveError(f"rank {rank}: the nvshmem fabric cannot be used: {reason}")
+        self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
+        index = choose_device(os.environ, torch.cuda.device_count(), torch.cuda.current_device())
+        torch.cuda.set_device(index)
+        self.device = torch.device("cuda", index)
+        self.counters = Counters()
+        self.sequence = 0
+        self.closed = self.stopped = False
+        self._block: symmetric.Block | None = None
+        self._launcher: cuda.Launcher | None = None
+        self._board = StoreBoard(store, rank)
+        self._processes = Processes()
+        me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": pci_address(index)}
+        self._world, self._ranks = symmetric.world(store, rank, world_size, self.device, timeout, me)
+        for r, info in enumerate(self._ranks):
+            if r != rank and info["host"] == me["host"]:
+                with contextlib.suppress(OSError):  # in another container
+                    self._processes.watch(r, info["pid"])
+        self._pes = [info["pe"] for info in self._ranks]
+        links = exchange(store, rank, world_size, "links", self._look(), timeout)
+        self.mapped = all(link["mapped"] for link in links)
+        self.multicast = self.mapped and all(link["multicast"] for link in links)
+        self.streams = cuda.CudaStreams(self.device)
+
+    def _look(self) -> dict[str, bool]:
+        """Whether all ranks are mapped here, and have an address that stands for all of them."""
+        reached = [address != 0 for address in self._world.addresses(self._world.probe, self._pes)]
+        here = self._ranks[self.rank]
+        for r, info in enumerate(self._ranks):
+            if reached[r] and r != self.rank and info["host"] == here["host"]:
+                reached[r] = atomics(self.device.index, info["gpu"])
+        multicast = self._pes == list(range(self._world.n_pes)) and readable(self._world.multicast(self._world.probe))
+        return {"mapped": all(reached), "multicast": multicast}
+
+    def settings(self) -> Settings:
+        """What suits this fabric: what the compile gate has looked at, and the links and nodes that there are."""
+        return replace(gpu.GPU, mapped=self.mapped, node_size=node_size([info["host"] for info in self._ranks]))
+
+    # Memory.
+
+    def allocate(self, nbytes: int, agreed: Mapping[str, Any]) -> Heap:
+        mapped = bool(agreed["mapped"])
+        self._check_link(mapped)
+        offer = {"agreed": dict(agreed), "free": self._world.offer()}
+        offers = exchange(self.store, self.rank, self.world_size, "heap", offer, self.timeout)
+        check_same([o["agreed"] for o in offers])
+        self._block = self._world.take([o["free"] for o in offers], nbytes)
+        if self._block is None:
+            self._grow(nbytes, [o["free"] for o in offers])
+        assert self._block is not None
+        at = self._world.slabs[self._block.slab].address + self._block.start
+        words = cuda.words_at(at, nbytes // 8, self.device)
+        words.zero_()
+        torch.cuda.current_stream(self.device).synchronize()
+        # Nobody may write to it before, or wait for what was here earlier.
+        exchange(self.store, self.rank, self.world_size, "zeroed", True, self.timeout)
+        bases = self._world.addresses(at, self._pes)
+        multicast = cuda.words_at(self._world.multicast(at), nbytes // 8, self.device) if self.multicast else None
+        self._launcher = cuda.Launcher(
+            self.device, "mapped" if mapped else "put", cooperative=True, loaded=None if mapped else module_loaded
+        )
+        return Heap(words, torch.tensor(bases, dtype=torch.int64, device=self.device), multicast)
+
+    def _check_link(self, mapped: bool) -> None:
+        if mapped and not self.mapped:
+            raise ValueError(
+                "link is 'mapped', and not every rank's memory is mapped on every other (see tricoll doctor): use 'put'"
+            )
+        if not mapped and self._pes != list(range(self.world_size)):
+            raise ValueError(
+                f"ranks 0 to {self.world_size - 1} of this group are NVSHMEM's PEs {self._pes}, and put links need them "
+                "to be the same: not every group of a larger world can be served where peers are not mapped. A process "
+                "whose first communicator is this group's has such PEs"
+            )
+
+    def _grow(self, nbytes: int, free: Sequence[Any]) -> None:
+        if self.world_size != self._world.n_pes:
+            raise HeapExhausted(
+                f"rank {self.rank}: needs {nbytes} bytes of symmetric memory, and what is free on the ranks is {free}. "
+                "A group of some ranks takes its part of what all have allocated: set TRICOLL_HEAP_BYTES (bytes a rank)"
+                " on all ranks, or destroy communicators that are not used"
+            )
+        error = ""
+        try:
+            self._world.grow(nbytes, self.timeout)
+        except HeapExhausted as trouble:
+            error = str(trouble)
+        errors = exchange(self.store, self.rank, self.world_size, "grown", error, self.timeout)
+        if any(errors):
+            raise HeapExhausted("; ".join(f"rank {r}: {text}" for r, text in enumerate(errors) if text))
+        slab = len(self._world.slabs) - 1
+        self._world.slabs[slab].arena.take(0, nbytes)
+        self._block = symmetric.Block(slab, 0, nbytes)
+
+    # Running.
+
+    def launch(self, kernel: Any, channels: int, arguments: dict[str, Any]) -> None:
+        assert self._launcher is not None
+        self._launcher(kernel, channels, arguments)
+
+    def quiet(self) -> None:
+        """Kernels say when a put has arrived; a host that must know waits for them."""
+        torch.cuda.synchronize(self.device)
+
+    # The board.
+
+    def post(self, slot: int, sequence: int, text: str) -> None:
+        self._board.post(slot, sequence, text)
+
+    def peek(self, rank: int, slot: int) -> tuple[int, str]:
+        return self._board.peek(rank, slot)
+
+    def pause(self, until: Callable[[], bool], timeout: float) -> bool:
+        return pause(until, timeout, lambda: self.stopped or bool(self.dead()))
+
+    def dead(self) -> list[int]:
+        gone = self._processes.gone()
+        left = {r: count - 1 for r in range(self.world_size) if (count := self.peek(r, LEFT)[0])}
+        early = {r for r, calls in left.items() if calls < self.sequence}
+        return sorted(early | gone - left.keys())
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        self._world.failed |= self.stopped
+        if self._block is not None:
+            with contextlib.suppress(Exception):  # the store may be gone with the rank that had it
+                self.post(LEFT, 1 + self.sequence, "")
+            self._world.closed.append((self._block, self._all_left))
+            self._block = None
+        self._processes.close()
+
+    def _all_left(self) -> bool:
+        # Whether nobody can write to this communicator's memory any more.
+        with contextlib.suppress(Exception):
+            return all(self.peek(r, LEFT)[0] for r in range(self.world_size))
+        return False
+
+
+def module_loaded(module: int) -> None:
+    """Copy NVSHMEM's state into a module that Triton has loaded, before its first kernel runs. Synchronises."""
+    from nvshmem import bindings
+
+    try:
+        code = bindings.cumodule_init(module)
+    except bindings.NVSHMEMError as error:
+        code = error.status
+    if code:
+        raise CollectiveError(
+            f"NVSHMEM could not initialise a kernel's module (status {code}): its host library is "
+            f"{_version('nvidia-nvshmem-cu13') or _version('nvidia-nvshmem-cu12')}, and the device library in the kernel "
+            f"is {bitcode.find(cuda.arch_of(torch.device('cuda', torch.cuda.current_device())))}. Both must be of one "
+            "release: look at LD_LIBRARY_PATH, NVSHMEM_HOME and TRICOLL_NVSHMEM_BITCODE"
+        )
+
+
+def pci_address(index: int) -> str:
+    """The PCI address of a GPU that this process sees as ``index``: the same in every process of a machine."""
+    from cuda.bindings import driver
+
+    device = _answer(driver.cuDeviceGet(index), "cuDeviceGet")
+    return str(_answer(driver.cuDeviceGetPCIBusId(16, device), "cuDeviceGetPCIBusId").decode().rstrip("\0"))
+
+
+def atomics(index: int, other: str) -> bool:
+    """Whether GPU ``index`` can do atomic operations on the memory of the one with that PCI address, as the flags of
+    mapped links need; NVLink can, PCIe cannot. True if this process does not see the other one, and cannot ask."""
+    from cuda.bindings import driver
+
+    code, peer = driver.cuDeviceGetByPCIBusId(other.encode())
+    if int(code):
+        return True
+    attribute = driver.CUdevice_P2PAttribute(NATIVE_ATOMICS)
+    device = _answer(driver.cuDeviceGet(index), "cuDeviceGet")
+    return bool(_answer(driver.cuDeviceGetP2PAttribute(attribute, device, peer), "cuDeviceGetP2PAttribute"))
+
+
+def readable(address: int) -> bool:
+    """Whether Triton will take an address as a kernel's argument: it asks the driver for it as a pointer."""
+    if not address:
+        return False
+    from cuda.bindings import driver
+
+    code, _ = driver.cuPointerGetAttribute(driver.CUpointer_attribute(DEVICE_POINTER), address)
+    if int(code):
+        log.warning(
+            "the driver does not know the multicast address %#x (error %d): multimem is not used", address, code
+        )
+    return not int(code)
+
+
+def _answer(result: Any, what: str) -> Any:
+    code, *values = result
+    cuda.check_driver(int(code), what)
+    return values[0]
