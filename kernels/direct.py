@@ -145,7 +145,7 @@ def _close(call, net, work, ok, once, twice, WIRE: tl.constexpr):
 
 @jit
 def two_shot(
-    x, out, heap, bases, counters, status, edges,
+    x, out, heap, bases, counters, status, edges, tally,
     piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
     root: tl.int32, roots: tl.int32, fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
@@ -161,7 +161,7 @@ def two_shot(
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     work = Work(x, out, edges, piece, c * pieces * piece, root, roots, ALIGNED)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, tally)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
@@ -192,7 +192,7 @@ def one_shot(
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     work = Work(x, out, edges, piece, c * pieces * piece, root, roots, ALIGNED)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, None)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
@@ -204,7 +204,7 @@ def one_shot(
 
 @jit
 def reduce_scatter(
-    x, out, heap, bases, counters, status, edges,
+    x, out, heap, bases, counters, status, edges, tally,
     piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
     root: tl.int32, roots: tl.int32, fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
@@ -217,7 +217,7 @@ def reduce_scatter(
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     work = Work(x, out, edges, piece, c * pieces * piece, root, roots, ALIGNED)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, tally)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)

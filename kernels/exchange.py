@@ -117,7 +117,7 @@ def exchange(
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     work = Work(x, out, table, world, piece, ALIGNED)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, None)
     ok = 1
     for j in range(0, pieces + WINDOW):
         for turn in range(0, world):

@@ -179,7 +179,7 @@ def all_reduce(
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, None)
     base = shmem.load(counters + channels + c)
     ok = 1
     for j in range(0, pieces):

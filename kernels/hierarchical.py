@@ -200,7 +200,7 @@ def _close(call, net, work, ok, inside, along, WIRE: tl.constexpr):
 
 @jit
 def all_reduce(
-    x, out, heap, bases, counters, status, edges,
+    x, out, heap, bases, counters, status, edges, tally,
     piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64, node_size: tl.int32,
     fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
@@ -214,7 +214,7 @@ def all_reduce(
     node, nodes, local = me // node_size, world // node_size, me % node_size
     net = link.Net(heap, bases, counters, node_size + 1, channels, me, local, node * node_size, node_size)
     work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, local, node_size, ALIGNED)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, tally)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
@@ -232,7 +232,7 @@ def all_reduce(
 
 @jit
 def reduce_scatter(
-    x, out, heap, bases, counters, status, edges,
+    x, out, heap, bases, counters, status, edges, tally,
     piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64, node_size: tl.int32,
     fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
@@ -246,7 +246,7 @@ def reduce_scatter(
     node, nodes, local = me // node_size, world // node_size, me % node_size
     net = link.Net(heap, bases, counters, node_size + 1, channels, me, local, node * node_size, node_size)
     work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, local, node_size, ALIGNED)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, tally)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
@@ -277,7 +277,7 @@ def all_gather(
     node, nodes, local = me // node_size, world // node_size, me % node_size
     net = link.Net(heap, bases, counters, node_size + 1, channels, me, local, node * node_size, node_size)
     work = Work(x, out, edges, piece, c * pieces * piece, node, nodes, local, node_size, ALIGNED)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, None)
     ok = 1
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)

@@ -97,7 +97,7 @@ def all_reduce(
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
     work = Work(x, out, edges, piece, c * pieces * piece)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, None)
     base = shmem.load(counters + channels + c)
     ok = 1
     # The shares of piece j + 1 are put in place before the results of piece j are waited for: SLOTS >= 2.

@@ -19,6 +19,7 @@ class Reduction(NamedTuple):
 
     world: object  # what an average divides by
     scale: object  # what premul_sum multiplies every rank's values by
+    tally: object  # where values are counted, see tally.py; None: they are not
 
 
 # Casts.

@@ -35,6 +35,7 @@ class Work(NamedTuple):
     part: object  # where this channel's part of each chunk starts
     world: object
     scale: object
+    tally: object  # None: nothing is counted
     FROM: object  # 1 if x has all chunks, 0 if it has this rank's
     TO: object  # 1 if out has all chunks, 0 if it has this rank's
     ALIGNED: object  # whether chunks start at multiples of 16
@@ -60,7 +61,7 @@ def _hop(
         if ok == 1:
             own, out = work.x + start * work.FROM + at, work.out + start * work.TO + at
             recv, send = link.slot(rx, call, received), link.slot(tx, call, sent)
-            red = Reduction(work.world, work.scale)
+            red = Reduction(work.world, work.scale, work.tally)
             transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP, BLOCK)
             if SEND:
                 link.publish(tx, call, sent, n * (send.dtype.element_ty.primitive_bitwidth // 8))
@@ -82,7 +83,7 @@ def _close(call, tx, rx, ok, counters, channels, messages, me):
 
 @jit
 def all_reduce(
-    x, out, heap, bases, counters, status, edges,
+    x, out, heap, bases, counters, status, edges, tally,
     piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
     fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
@@ -95,7 +96,7 @@ def all_reduce(
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, 1, 1, ALIGNED)
+    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, tally, 1, 1, ALIGNED)
     base = shmem.load(counters + channels + c)
     ok = 1
     hops = 2 * world - 2
@@ -124,7 +125,7 @@ def all_reduce(
 
 @jit
 def reduce_scatter(
-    x, out, heap, bases, counters, status, edges,
+    x, out, heap, bases, counters, status, edges, tally,
     piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
     fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
@@ -137,7 +138,7 @@ def reduce_scatter(
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, 1, 0, ALIGNED)
+    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, tally, 1, 0, ALIGNED)
     base = shmem.load(counters + channels + c)
     ok = 1
     hops = world - 1
@@ -171,7 +172,7 @@ def all_gather(
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     tx = link.sender(heap, bases, me, (me + 1) % world, channels, c, c, call, WIRE)
     rx = link.receiver(heap, bases, me, (me + world - 1) % world, channels, c, c, call, WIRE)
-    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, 0, 1, ALIGNED)
+    work = Work(x, out, edges, piece, c * pieces * piece, world, scale, None, 0, 1, ALIGNED)
     base = shmem.load(counters + channels + c)
     ok = 1
     hops = world - 1

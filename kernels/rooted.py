@@ -70,7 +70,7 @@ def broadcast(
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, None)
     parent, children = shmem.load(nodes), shmem.load(nodes + 1)
     work = Work(edges, piece, c * pieces * piece, parent, children, nodes)
     ok = 1
@@ -121,7 +121,7 @@ def reduce(
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     net = link.Net(heap, bases, counters, world, channels, me, me, 0, world)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, None)
     parent, children = shmem.load(nodes), shmem.load(nodes + 1)
     work = Work(edges, piece, c * pieces * piece, parent, children, nodes)
     ok = 1

@@ -4,7 +4,7 @@
 slot (the two are combined), ``KEEP`` writes the output and ``SEND`` the slot that goes to the next rank. ``LAST`` says
 that the reduction is complete. :func:`merge` has two received slots, :func:`join` those of many ranks. What is both
 sent and kept is rounded to the wire dtype first, so that the keeper has the same bits as the others. A switch that is
-off means that its pointer is not touched.
+off means that its pointer is not touched. Where there is a tally, OWN and LAST are also counted (see tally.py).
 
 Each loop exists twice, because Triton's interpreter takes about 80 ns an element: as Triton, and as PyTorch on the same
 memory. Both give the same bits.
@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import triton.language as tl
 
+from . import tally
 from .jit import TORCH, jit, program
 from .numerics import accumulator, combine, combine_, enter, finish, finish_, narrow, scale_, widen
 from .shmem import load, peer
@@ -23,14 +24,27 @@ from .shmem import load, peer
 
 
 @jit
+def _add(red, mine, done, OWN, LAST):
+    # Add to the tally what it counts.
+    if red.tally is not None:
+        if OWN:
+            tally.add(red.tally, 0, mine)
+        if LAST:
+            tally.add(red.tally, 2, done)
+
+
+@jit
 def _transfer_block(own, recv, out, send, i, n, red, OWN, RECV, KEEP, SEND, LAST, OP: tl.constexpr):
+    # Returns this rank's own values (if there are any) and the result.
     mask = i < n
     if OWN:
-        v = enter(tl.load(own + i, mask=mask), red, OP)
+        mine = widen(tl.load(own + i, mask=mask))
+        v = enter(mine, red, OP)
         if RECV:
             v = combine(widen(tl.load(recv + i, mask=mask)), v, OP)
     else:
-        v = widen(tl.load(recv + i, mask=mask))
+        mine = widen(tl.load(recv + i, mask=mask))
+        v = mine
     if LAST:
         v = finish(v, red, OP)
     if SEND:
@@ -39,6 +53,7 @@ def _transfer_block(own, recv, out, send, i, n, red, OWN, RECV, KEEP, SEND, LAST
         v = widen(wire)
     if KEEP:
         tl.store(out + i, narrow(v, out.dtype.element_ty), mask=mask)
+    return mine, v
 
 
 def _transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP, BLOCK):
@@ -47,6 +62,8 @@ def _transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP, BLO
         return
     cpu = program()
     v = cpu.read(own, n) if OWN else cpu.read(recv, n)
+    if OWN:
+        tally.add_(red.tally, tally.OWN, v)
     scaled, divided = OWN and OP == "premul_sum", LAST and OP == "avg"
     total = v  # a plain copy: copy_ below converts, and no FP32 in between changes the bits
     if OWN and RECV and not scaled:
@@ -64,6 +81,8 @@ def _transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP, BLO
         wire = cpu.write(send, n)
         wire.copy_(total)
         total = wire
+    if LAST:
+        tally.add_(red.tally, tally.RESULTS, total)
     if KEEP:
         cpu.write(out, n).copy_(total)
 
@@ -73,24 +92,34 @@ def transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP: tl.c
     """Process ``n`` elements. Loads and stores are as wide as the compiler sees the pointers aligned."""
     whole = n // 16 * 16
     i = tl.arange(0, BLOCK)
+    mine, done = tally.nothing(own.dtype.element_ty, BLOCK), tally.nothing(own.dtype.element_ty, BLOCK)
     for at in range(0, whole, BLOCK):
-        _transfer_block(
+        v, r = _transfer_block(
             own + at, recv + at, out + at, send + at, i, whole - at, red, OWN, RECV, KEEP, SEND, LAST, OP
-        )  # fmt: skip
+        )
+        if red.tally is not None:
+            mine, done = tally.count(mine, v, i < whole - at), tally.count(done, r, i < whole - at)
+    _add(red, mine, done, OWN, LAST)
     if whole < n:
         few = tl.arange(0, 16)
-        _transfer_block(
+        v, r = _transfer_block(
             own + whole, recv + whole, out + whole, send + whole, few, n - whole, red, OWN, RECV, KEEP, SEND, LAST, OP
         )
+        if red.tally is not None:
+            rest = few < n - whole
+            nothing = tally.nothing(own.dtype.element_ty, 16)
+            _add(red, tally.count(nothing, v, rest), tally.count(nothing, r, rest), OWN, LAST)
 
 
 @jit
 def _merge_block(own, a, b, send, i, n, red, OP: tl.constexpr):
+    # Returns this rank's own values.
     mask = i < n
-    v = enter(tl.load(own + i, mask=mask), red, OP)
-    v = combine(widen(tl.load(a + i, mask=mask)), v, OP)
+    mine = widen(tl.load(own + i, mask=mask))
+    v = combine(widen(tl.load(a + i, mask=mask)), enter(mine, red, OP), OP)
     v = combine(widen(tl.load(b + i, mask=mask)), v, OP)
     tl.store(send + i, narrow(v, send.dtype.element_ty), mask=mask)
+    return mine
 
 
 def _merge(own, a, b, send, n, red, OP, BLOCK):
@@ -99,6 +128,7 @@ def _merge(own, a, b, send, n, red, OP, BLOCK):
         return
     cpu = program()
     v = cpu.read(own, n)
+    tally.add_(red.tally, tally.OWN, v)
     total = cpu.scratch(n, accumulator(v.dtype)).copy_(v)
     scale_(total, red, OP)
     combine_(total, cpu.read(a, n), OP)
@@ -111,10 +141,18 @@ def merge(own, a, b, send, n, red, OP: tl.constexpr, BLOCK: tl.constexpr):
     """Send own + a + b, rounded: this rank's input and two received slots of ``n`` elements."""
     whole = n // 16 * 16
     i = tl.arange(0, BLOCK)
+    mine = tally.nothing(own.dtype.element_ty, BLOCK)
     for at in range(0, whole, BLOCK):
-        _merge_block(own + at, a + at, b + at, send + at, i, whole - at, red, OP)
+        v = _merge_block(own + at, a + at, b + at, send + at, i, whole - at, red, OP)
+        if red.tally is not None:
+            mine = tally.count(mine, v, i < whole - at)
+    _add(red, mine, mine, True, False)
     if whole < n:
-        _merge_block(own + whole, a + whole, b + whole, send + whole, tl.arange(0, 16), n - whole, red, OP)
+        few = tl.arange(0, 16)
+        v = _merge_block(own + whole, a + whole, b + whole, send + whole, few, n - whole, red, OP)
+        if red.tally is not None:
+            rest = tally.count(tally.nothing(own.dtype.element_ty, 16), v, few < n - whole)
+            _add(red, rest, rest, True, False)
 
 
 class Shares(NamedTuple):
@@ -173,6 +211,7 @@ def _place(peers, r):
 def _join_block(
     shares, at, recv, out, send, peers, i, n, red, SHARES, RECV, KEEP, SEND, SPREAD, LAST, ROUND, OP: tl.constexpr
 ):
+    # Returns the result.
     mask = i < n
     if SHARES:
         v = widen(tl.load(_share(shares, 0) + at + i, mask=mask))
@@ -194,6 +233,7 @@ def _join_block(
                 tl.store(_place(peers, r) + at + i, wire, mask=mask)
     if KEEP:
         tl.store(out + at + i, narrow(v, out.dtype.element_ty), mask=mask)
+    return v
 
 
 def _join(shares, recv, out, send, peers, n, red, SHARES, RECV, KEEP, SEND, SPREAD, LAST, ROUND, OP, BLOCK):
@@ -213,6 +253,8 @@ def _join(shares, recv, out, send, peers, n, red, SHARES, RECV, KEEP, SEND, SPRE
         finish_(total, red, OP)
     if ROUND:
         total = total.to(TORCH[recv.dtype.element_ty])
+    if LAST:
+        tally.add_(red.tally, tally.RESULTS, total)
     if SEND:
         cpu.write(send, n).copy_(total)
     if SPREAD:
@@ -234,13 +276,20 @@ def join(
     """
     whole = n // 16 * 16
     i = tl.arange(0, BLOCK)
+    done = tally.nothing(out.dtype.element_ty, BLOCK)
     for at in range(0, whole, BLOCK):
-        _join_block(
+        v = _join_block(
             shares, at, recv, out, send, peers, i, whole - at, red, SHARES, RECV, KEEP, SEND, SPREAD, LAST, ROUND, OP
-        )  # fmt: skip
+        )
+        if red.tally is not None:
+            done = tally.count(done, v, i < whole - at)
+    _add(red, done, done, False, LAST)
     if whole < n:
         few = tl.arange(0, 16)
-        _join_block(
+        v = _join_block(
             shares, whole, recv, out, send, peers, few, n - whole, red,
             SHARES, RECV, KEEP, SEND, SPREAD, LAST, ROUND, OP,
         )  # fmt: skip
+        if red.tally is not None:
+            rest = tally.count(tally.nothing(out.dtype.element_ty, 16), v, few < n - whole)
+            _add(red, rest, rest, False, LAST)

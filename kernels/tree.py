@@ -186,7 +186,7 @@ def _give_up(call, work, place, WIRE: tl.constexpr):
 
 @jit
 def all_reduce(
-    x, out, heap, bases, counters, status, edges, nodes,
+    x, out, heap, bases, counters, status, edges, tally, nodes,
     piece: tl.int64, pieces: tl.int64, me: tl.int32, world: tl.int32, channels: tl.int64,
     fingerprint: tl.int64, timeout: tl.int64, scale: tl.float64,
     WIRE: tl.constexpr, OP: tl.constexpr, MAPPED: tl.constexpr, SLOTS: tl.constexpr, SLOT: tl.constexpr,
@@ -201,7 +201,7 @@ def all_reduce(
     epoch = shmem.load(counters + c) + 1
     call = link.Call(fingerprint, epoch, timeout, heap, status + 8 * c, MAPPED, SLOTS, SLOT)
     work = Work(heap, bases, x, out, edges, piece, c * pieces * piece, channels, me)
-    red = Reduction(world, scale)
+    red = Reduction(world, scale, tally)
     base = shmem.load(counters + channels + c)
     lag, height = max(SLOTS // 2, 1), shmem.load(nodes + 10)
     ok = 1

@@ -39,6 +39,10 @@ OTHER_DTYPES = [
     *catalogue((90,), ("mapped",), dtypes=(TRIPLE,)),
     *catalogue((90,), ("mapped",), ("ring.all_reduce",), dtypes=(TRIPLE, FP16_ON_FP32), ops=("sum",)),
 ]
+COUNTING = [
+    *catalogue(links=("mapped",), tally=True),
+    *catalogue((90,), ("put",), ("ring.all_reduce",), tally=True),
+]
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
 
@@ -93,7 +97,7 @@ def compiled(request, builds):
 
 
 @pytest.mark.parametrize("gate", compile.GATES.values(), ids=compile.GATES.keys())
-@variants(*MAIN, *OTHER_DTYPES)
+@variants(*MAIN, *OTHER_DTYPES, *COUNTING)
 def test_gate(gate, compiled):
     assert gate(compiled) is None
 
@@ -135,6 +139,15 @@ REGISTERS = {  # of mapped kernels: what was recorded, and a little; raise it kn
 def test_register_count(compiled):
     mapped = compiled.variant.link == "mapped"
     assert 32 < compiled.registers <= (REGISTERS[compiled.variant.kernel] if mapped else 255)
+
+
+@variants(*COUNTING)
+def test_a_tally_spills_nothing_and_adds_no_pass_over_memory(compiled):
+    plain = dataclasses.replace(compiled.variant, tally=False)
+    without = compile.build(plain)
+    assert compiled.stack == without.stack and compiled.local == without.local  # NVSHMEM's own, on put links
+    assert (compiled.loads, compiled.stores) == (without.loads, without.stores)
+    assert sorted(loop[:3] for loop in compiled.loops) == sorted(loop[:3] for loop in without.loops)
 
 
 # What a letter of a bulk loop costs with 16 elements a thread, FP32 in and out, BF16 on the wire.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ORDER = ["jit", "shmem", "numerics", "tiles", "chunks", "link", "group"]  # each may import those before it
+ORDER = ["jit", "shmem", "numerics", "tally", "tiles", "chunks", "link", "group"]  # each may import those before it
 FILES = sorted((ROOT / "kernels").glob("*.py"))
 
 

@@ -19,6 +19,7 @@ PRINTS = {  # what the last line of an example's output looks like
     "ddp_before": r"gloo: loss 0\.\d{4} after 50 steps",
     "fsdp": r"loss 0\.\d{4} after 50 steps",
     "functional": r"output -?\d\.\d{4} on both ranks, gradients of norm [\d.]+ and [\d.]+",
+    "noise": r"gradient norm \d\.\d{3}, noise scale \d+ examples, batch 64",
     "notebook": r"loss 0\.0\d{3}; rank 1, 30 backward passes: .*",
 }
 

@@ -122,6 +122,7 @@ class Arguments:
             "counters": self._counters[family],
             "status": status,
             "edges": self.table(plan.edges),
+            "tally": None if request.tally is None else request.tally.words,
             "piece": plan.piece,
             "pieces": plan.pieces,
             "me": self.rank,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from . import cost, dispatch
+from .tally import Tally
 from .tensors import (
     DTYPES,
     SMALL_FLOATS,
@@ -98,6 +99,7 @@ class Request:
     x: torch.Tensor
     result: torch.Tensor
     table: Table | None = None  # what goes where, in elements; None: the plan says it
+    tally: Tally | None = None  # where the kernel counts
     detail: Any = None  # what other ranks compare with theirs: rows to and from each rank
     shape: tuple[int, ...] = field(default=())
 
@@ -116,17 +118,28 @@ class Prepare:
     ) -> None:
         self.rank, self.world_size, self.settings, self.device = rank, world_size, settings, device
         self.profile = profile
-        self.chosen: dict[tuple[str, int, bool], str] = {}  # what "auto" has been so far
+        self.chosen: dict[tuple[str, int, bool, bool], str] = {}  # what "auto" has been so far
 
     # The collectives.
 
     def reduction(
-        self, collective: str, x: Any, op: Any, out: Any, wire: Any, algo: str, root: int = 0, sizes: Any = None
+        self,
+        collective: str,
+        x: Any,
+        op: Any,
+        out: Any,
+        wire: Any,
+        algo: str,
+        root: int = 0,
+        sizes: Any = None,
+        tally: Any = None,
     ) -> Request:
         """all_reduce, reduce, reduce_scatter."""
         self.tensor("x", x)
         op, asked = as_op(op), wire is not None
         check_op(op, x.dtype)
+        if tally is not None:
+            self.countable(tally, x)
         shape, distance, start = tuple(x.shape), 0, 0
         if collective == "reduce_scatter":
             sizes = self.sizes(sizes, x, total=True)
@@ -145,7 +158,7 @@ class Prepare:
             check_writable(out)
         elements = None if sizes is None else [rows * _row(x) for rows in sizes]
         root = self.root(root) if collective == "reduce" else None  # type: ignore[assignment]
-        return self.request(collective, x, out, wire, algo, op, root, sizes, elements, asked=asked)
+        return self.request(collective, x, out, wire, algo, op, root, sizes, elements, asked=asked, tally=tally)
 
     def all_gather(self, x: Any, out: Any, wire: Any, algo: str, sizes: Any = None) -> Request:
         self.tensor("x", x)
@@ -257,13 +270,15 @@ class Prepare:
 
     # Their arguments.
 
-    def choose(self, collective: str, nbytes: int, once: bool) -> str:
+    def choose(self, collective: str, nbytes: int, once: bool, counting: bool = False) -> str:
         """What "auto" means for a call."""
-        key = (collective, nbytes, once)
+        key = (collective, nbytes, once, counting)
         if key not in self.chosen:
             if len(self.chosen) >= CHOICES:
                 self.chosen.clear()
-            self.chosen[key] = dispatch.choose(collective, nbytes, self.world_size, self.settings, self.profile, once)
+            self.chosen[key] = dispatch.choose(
+                collective, nbytes, self.world_size, self.settings, self.profile, once, counting
+            )
         return self.chosen[key]
 
     def request(
@@ -279,6 +294,7 @@ class Prepare:
         elements: list[int] | None = None,
         numel: int | None = -1,
         asked: bool = True,
+        tally: Tally | None = None,
     ) -> Request:
         """``elements``: what each rank has. ``numel``: of x on every rank; None where it differs. ``asked``: whether
         the caller has named the wire dtype."""
@@ -290,13 +306,24 @@ class Prepare:
         if algo == "auto":
             # Where 8- or 16-bit floats travel because nothing else was asked for, nobody has said that rounding every
             # partial sum is wanted.
-            algo = self.choose(collective, whole * itemsize, once=not asked and wire in NARROW)
+            once = not asked and wire in NARROW
+            algo = self.choose(collective, whole * itemsize, once, counting=tally is not None)
+        if tally is not None and algo not in dispatch.COUNTING:
+            raise ValueError(f"algo is {algo!r}; with a tally it can be one of {['auto', *dispatch.COUNTING]}")
         if algo == "multimem" and (op.name not in ("sum", "avg") or wire not in MULTIMEM):
             raise TypeError(f"multimem sends {MULTIMEM} and has 'sum' and 'avg': not {wire} and {op.name!r}")
         plan = dispatch.plan(collective, whole, itemsize, self.world_size, self.settings, algo, elements)
         every = None if sizes is None else tuple(sizes)
         call = Call(collective, op, x.dtype, wire, out.dtype, None if sizes else agreed, plan, root, every)
-        return Request(call, x, out)
+        return Request(call, x, out, tally=tally)
+
+    def countable(self, tally: Any, x: torch.Tensor) -> None:
+        if not isinstance(tally, Tally):
+            raise TypeError(f"tally is a {type(tally).__name__}: make one with Communicator.tally()")
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"a tally counts floating point numbers, and x is {x.dtype}")
+        if tally.words.shape[0] != self.settings.channels or tally.words.device.type != self.device.type:
+            raise ValueError("the tally is another communicator's: make one with this one's tally()")
 
     def tensor(self, name: str, t: Any) -> None:
         if not isinstance(t, torch.Tensor):

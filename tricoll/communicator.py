@@ -25,6 +25,7 @@ from .errors import CollectiveError, CollectiveMismatch
 from .fabric.base import Fabric, Heap
 from .kernels import link
 from .kernels.numerics import Reduction, accumulator, finish_, scale_
+from .tally import Tally
 from .tensors import COMPLEX, plain
 from .watch import Watch
 from .work import ANY, Lane, Queue, Work
@@ -110,6 +111,7 @@ class Communicator:
         out: torch.Tensor | None = None,
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
+        tally: Tally | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduce ``x`` over all ranks, on all ranks.
@@ -126,6 +128,7 @@ class Communicator:
                 model (see :meth:`explain`). The shots add in rank order and round once: an element's bits depend on the
                 ranks' values only; the others round what they send on. "auto" takes one of the shots for 8- and 16-bit
                 tensors, if no wire is given, and always with ``tricoll.init(reproducible=True)``.
+            tally: see :meth:`tally`; for floating point, and with "ring", "tree", "two_shot" and "hierarchical".
             async_op: return a :class:`tricoll.Work` at once, and make the call on a thread of the communicator. Until
                 its ``wait()`` has returned, ``x`` and ``out`` belong to the call. Calls are made in the order in which
                 they were given, so later ones, of whatever kind, wait for it. In :func:`tricoll.simulate` it is made at
@@ -138,7 +141,9 @@ class Communicator:
             TypeError, ValueError: on this rank, before data move; the others get a CollectiveMismatch.
             CollectiveError: see :mod:`tricoll.errors`.
         """
-        return self._run("all_reduce", async_op, lambda p: p.reduction("all_reduce", x, op, out, wire, algo))
+        return self._run(
+            "all_reduce", async_op, lambda p: p.reduction("all_reduce", x, op, out, wire, algo, tally=tally)
+        )
 
     def reduce_scatter(
         self,
@@ -149,6 +154,7 @@ class Communicator:
         sizes: Sequence[int] | None = None,
         wire: torch.dtype | str | None = None,
         algo: str = "auto",
+        tally: Tally | None = None,
         async_op: bool = False,
     ) -> Any:
         """Reduce ``x`` over all ranks; rank r gets part r of the result, cut along dimension 0.
@@ -164,7 +170,7 @@ class Communicator:
         return self._run(
             "reduce_scatter",
             async_op,
-            lambda p: p.reduction("reduce_scatter", x, op, out, wire, algo, sizes=sizes),
+            lambda p: p.reduction("reduce_scatter", x, op, out, wire, algo, sizes=sizes, tally=tally),
         )
 
     def reduce(
@@ -356,6 +362,12 @@ class Communicator:
             "seconds": self._seconds,
         }
 
+    def tally(self) -> Tally:
+        """Something to give to all_reduce and reduce_scatter, to have squared norms and values that are not finite
+        counted inside the kernel, without another pass over memory. See :class:`tricoll.tally.Tally`."""
+        self._check_usable()
+        return Tally(self, self._settings.channels, self._fabric.device)
+
     def destroy(self) -> None:
         """Give memory back. Every rank should call it; a second call does nothing.
 
@@ -506,7 +518,7 @@ class Communicator:
             if self.world_size > 1:
                 self._launch(request, source, target, tag, patience)
             else:
-                _alone(call, source, target)
+                _alone(call, source, target, request.tally)
         if target.data_ptr() != result.data_ptr() and self._writes(call):
             result.detach().copy_(target.view(result.shape))
         self._completion.used([x, result])
@@ -587,14 +599,19 @@ def named(name: str) -> Communicator:
     return _named[name]
 
 
-def _alone(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
+def _alone(call: Call, x: torch.Tensor, out: torch.Tensor, tally: Tally | None) -> None:
     """A world of one: nothing to send, but the same rounding as elsewhere."""
+    if tally is not None:
+        tally.include(x, None)
     if call.exact or call.dtype in COMPLEX or not call.dtype.is_floating_point:
         out.copy_(x)
         return
     total = x.to(accumulator(x.dtype), copy=True)
     if not call.moves:
-        red = Reduction(1, call.op.scale)
+        red = Reduction(1, call.op.scale, None)
         scale_(total, red, call.op.name)
         finish_(total, red, call.op.name)
-    out.copy_(total if call.collective == "reduce_scatter" else total.to(call.wire))
+    total = total if call.collective == "reduce_scatter" else total.to(call.wire)
+    if tally is not None:
+        tally.include(None, total)
+    out.copy_(total)

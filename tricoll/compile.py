@@ -128,6 +128,7 @@ class Variant:
     wire: torch.dtype
     out: torch.dtype
     op: str
+    tally: bool = False  # whether it counts what it reduces
 
     @property
     def dtypes(self) -> str:
@@ -135,7 +136,7 @@ class Variant:
         return ":".join(str(TRITON[d]) for d in (self.x, self.wire, self.out))
 
     def __str__(self) -> str:
-        return f"{self.kernel} {self.link} sm_{self.arch} {self.dtypes} {self.op}"
+        return f"{self.kernel} {self.link} sm_{self.arch} {self.dtypes} {self.op}{' tally' * self.tally}"
 
 
 class Loop(NamedTuple):
@@ -189,9 +190,11 @@ def catalogue(
     kernels: Iterable[str] = tuple(KERNELS),
     dtypes: Iterable[tuple[torch.dtype, torch.dtype, torch.dtype]] = (BF16_WIRE,),
     ops: Iterable[str] = ("avg",),
+    tally: bool = False,
 ) -> list[Variant]:
-    """All combinations, without those that no call launches: moves have no operator, only floats have a mean, flags are
-    inside the data and switches add on mapped links only, and those from sm_90 on."""
+    """All combinations, with a ``tally`` or without one, but for those that no call launches: moves have no operator,
+    only floats have a mean, flags are inside the data and switches add on mapped links only, and those from sm_90 on.
+    """
     variants: dict[Variant, None] = {}
     for arch, link, kernel, (x, wire, out), op in itertools.product(archs, links, kernels, dtypes, ops):
         if kernel.endswith((".all_gather", ".broadcast", ".exchange")):
@@ -200,8 +203,10 @@ def catalogue(
             continue
         if kernel.startswith("multimem.") and arch < 90:
             continue
+        if tally and ("tally" not in KERNELS[kernel].kernel.arg_names or kernel.endswith(".reduce")):
+            continue
         if op == "sum" or x.is_floating_point:
-            variants[Variant(kernel, link, arch, x, wire, out, op)] = None
+            variants[Variant(kernel, link, arch, x, wire, out, op, tally)] = None
     return list(variants)
 
 
@@ -286,6 +291,7 @@ def _source(
         // (8 if family == "flagged" else variant.wire.itemsize),
         "WINDOW": settings.window,
         "ALIGNED": True,
+        "tally": MockTensor(torch.float64) if variant.tally else None,
         "BLOCK": arguments.block(family, settings),
         **constants,
     }

@@ -23,6 +23,9 @@ process_group=group)`` that is ``tricoll.init(group=group)``, or the group itsel
 A communicator with more ranks ends in a CollectiveError that names those that take no part; **one with fewer ranks goes
 unnoticed**, and the replicas drift apart.
 
+To have the norm of the gradients, and know whether they are finite and how noisy, without another pass over memory,
+give :class:`GradientStats` as the state.
+
 With ``model.join()``, ranks that have run out of data count as zeros: sums are divided by the number of all ranks.
 """
 
@@ -35,10 +38,14 @@ import torch
 import torch.distributed as dist
 
 from .communicator import Communicator
+from .gradient_stats import GradientStats, StepStats
 from .process_group import ProcessGroup
 from .sparse import sparse_all_reduce
+from .tally import Tally
 from .tensors import can_convert
 from .timeline import Recorder, Timeline
+
+__all__ = ["GradientStats", "StepStats", "Timeline", "bf16_hook", "fp32_hook", "reproducible_hook", "timeline"]
 
 _recorders: weakref.WeakKeyDictionary[Communicator, Recorder] = weakref.WeakKeyDictionary()
 
@@ -51,8 +58,8 @@ def bf16_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
     Those of a dtype that cannot be cast to BF16 (FP64) go in their own.
 
     Args:
-        state: a communicator, a process group of the tricoll backend, or None for the default one, as it was given to
-            ``register_comm_hook``.
+        state: a communicator, a process group of the tricoll backend, None for the default one, or
+            :class:`GradientStats` with one of them, as it was given to ``register_comm_hook``.
         bucket: what DDP has gathered: a one-dimensional tensor of gradients, one dtype.
 
     Returns:
@@ -92,6 +99,8 @@ def timeline(state: Any = None) -> Timeline:
 
 
 def _communicator(state: Any) -> Communicator:
+    if isinstance(state, GradientStats):
+        state = state.state
     group = dist.group.WORLD if state is None and dist.is_initialized() else state
     if isinstance(group, Communicator):
         return group
@@ -108,15 +117,26 @@ def _average(
     state: Any, bucket: dist.GradBucket, wire: torch.dtype | None, algo: str = "auto"
 ) -> torch.futures.Future[torch.Tensor]:
     comm, buffer = _communicator(state), bucket.buffer()
+    tally = state.tally(comm) if isinstance(state, GradientStats) else None
     if buffer.layout == torch.sparse_coo:
-        work = comm.together("the average of sparse gradients", lambda: sparse_all_reduce(comm, buffer, "avg"), buffer)
+        work = comm.together("the average of sparse gradients", lambda: _average_sparse(comm, buffer, tally), buffer)
     else:
         reals = torch.view_as_real(buffer).view(-1) if buffer.is_complex() else buffer
         chosen = wire if wire is not None and can_convert(reals.dtype, wire) else reals.dtype
         work = comm.collective(
-            "all_reduce", lambda p: p.reduction("all_reduce", reals, "avg", None, chosen, algo), value=buffer
+            "all_reduce",
+            lambda p: p.reduction("all_reduce", reals, "avg", None, chosen, algo, tally=tally),
+            value=buffer,
         )
     if comm not in _recorders:
         _recorders[comm] = Recorder(comm.rank)
     _recorders[comm].add(bucket.index(), buffer, work)
     return work.get_future()
+
+
+def _average_sparse(comm: Communicator, x: torch.Tensor, tally: Tally | None) -> None:
+    if tally is not None:
+        tally.include(x.coalesce().values(), None)
+    sparse_all_reduce(comm, x, "avg")
+    if tally is not None and comm.rank == 0:  # all ranks have all of the result
+        tally.include(None, x.coalesce().values())

@@ -17,6 +17,7 @@ ALGORITHMS = {  # and the collectives that each has
     "one_shot": ("all_reduce", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier", "send", "recv"),
 }
 ROOTED = ("broadcast", "reduce")
+COUNTING = ("ring", "tree", "two_shot", "hierarchical")  # whose kernels can keep a tally, see kernels/tally.py
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,13 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 def choose(
-    collective: str, nbytes: int, world_size: int, settings: Settings, profile: cost.Profile, once: bool = False
+    collective: str,
+    nbytes: int,
+    world_size: int,
+    settings: Settings,
+    profile: cost.Profile,
+    once: bool = False,
+    counting: bool = False,
 ) -> str:
     """The algorithm for "auto": the one that the cost model predicts to be fastest, or the only one.
 
@@ -65,8 +72,9 @@ def choose(
         nbytes: on the wire: of the tensor, or of the whole buffer for reduce_scatter and all_gather.
         profile: the constants of the machine.
         once: only algorithms that round a result once. Also if ``settings`` ask for reproducible bits.
+        counting: only algorithms that can keep a tally.
     """
-    available = candidates(collective, world_size, settings)
+    available = [a for a in candidates(collective, world_size, settings) if not counting or a in COUNTING]
     if len(available) == 1 or world_size == 1:
         return available[0]
     topology = topology_of(world_size, settings)

@@ -121,7 +121,7 @@ class StreamQueue:
         """False: every call takes its turn on a stream."""
         return False
 
-    def submit(self, work: Enqueued) -> Enqueued:
+    def submit(self, work: Any) -> Any:
         """Put a call on a stream of the communicator's own, behind what is on the caller's stream by now."""
         if self.inside:
             self._carry_out(work)
@@ -135,7 +135,7 @@ class StreamQueue:
             self._put(work, stream)
         return work
 
-    def call(self, work: Enqueued) -> Any:
+    def call(self, work: Any) -> Any:
         """Put a call on the caller's stream, and return its result, which is there when that stream has come so far."""
         if self.inside:
             self._carry_out(work)

@@ -64,7 +64,7 @@ def transfer(tiles, own=None, recv=None, send=None, keep=None, world=1, op="sum"
     previous = jit.bind(cpu.CpuProgram(0, 0, [], interpreted, Counters()))
     try:
         with cpu.interpreting(bulk.transfer) if interpreted else contextlib.nullcontext():
-            red = Reduction(scalars[1], scale)
+            red = Reduction(scalars[1], scale, None)
             bulk.transfer(*pointers, scalars[0], red, own_, recv_, keep_, send_, True, op, block)
     finally:
         jit.bind(previous)

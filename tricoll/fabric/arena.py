@@ -1,5 +1,7 @@
-"""Placing symmetric blocks in memory that was allocated once: NVSHMEM allocates with all of its PEs or not at all, and a
-communicator may have only some of them."""
+"""Placing symmetric blocks in memory that was allocated once.
+
+NVSHMEM allocates with all of its PEs or not at all, and a communicator may have only some of them.
+"""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def convert(kernel: Kernel, arguments: dict[str, Any], interpreted: bool) -> dic
     converted = {}
     for name, parameter in kernel.signature.parameters.items():
         value = arguments[name]
-        if "constexpr" in str(parameter.annotation):
+        if value is None or "constexpr" in str(parameter.annotation):
             converted[name] = value
         elif isinstance(value, torch.Tensor):
             converted[name] = interpreter._implicit_cvt(value.detach()) if interpreted else Pointer.to(value)

@@ -34,6 +34,11 @@ def unavailable() -> str | None:
     return None
 
 
+def current_device() -> torch.device:
+    """The GPU that this thread uses."""
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def arch_of(device: torch.device) -> int:
     """The compute capability of a GPU, as 90 for sm_90."""
     major, minor = torch.cuda.get_device_capability(device)

@@ -49,7 +49,7 @@ def unavailable() -> str | None:
         if found is None:
             return f'{package} is not installed: pip install "tricoll[cu13]" (or "tricoll[cu12]" for CUDA 12)'
     try:
-        bitcode.find(cuda.arch_of(torch.device("cuda", torch.cuda.current_device())))
+        bitcode.find(cuda.arch_of(cuda.current_device()))
     except FileNotFoundError as error:
         return str(error)
     return versions()
@@ -190,9 +190,9 @@ class NvshmemFabric:
             )
         if not mapped and self._pes != list(range(self.world_size)):
             raise ValueError(
-                f"ranks 0 to {self.world_size - 1} of this group are NVSHMEM's PEs {self._pes}, and put links need them "
-                "to be the same: not every group of a larger world can be served where peers are not mapped. A process "
-                "whose first communicator is this group's has such PEs"
+                f"ranks 0 to {self.world_size - 1} of this group are NVSHMEM's PEs {self._pes}, and put links need the "
+                "same numbers: where peers are not mapped, a group of some ranks is served if it is the first "
+                "communicator of its processes, and then no group of more ranks can follow"
             )
 
     def _grow(self, nbytes: int, free: Sequence[Any]) -> None:
@@ -273,11 +273,16 @@ def module_loaded(module: int) -> None:
         code = error.status
     if code:
         raise CollectiveError(
-            f"NVSHMEM could not initialise a kernel's module (status {code}): its host library is "
-            f"{_version('nvidia-nvshmem-cu13') or _version('nvidia-nvshmem-cu12')}, and the device library in the kernel "
-            f"is {bitcode.find(cuda.arch_of(torch.device('cuda', torch.cuda.current_device())))}. Both must be of one "
+            f"NVSHMEM could not initialise a kernel's module (status {code}): its host library is {_library()}, and "
+            f"the device library in the kernel is {bitcode.find(cuda.arch_of(cuda.current_device()))}. Both must be of one "
             "release: look at LD_LIBRARY_PATH, NVSHMEM_HOME and TRICOLL_NVSHMEM_BITCODE"
         )
+
+
+def _library() -> str:
+    from nvshmem import core
+
+    return str(core.get_version().libnvshmem_version)
 
 
 def pci_address(index: int) -> str:

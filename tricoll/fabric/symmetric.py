@@ -1,4 +1,4 @@
-"""This process's NVSHMEM: initialised once, with the ranks of the first communicator as its PEs, until the process ends.
+"""This process's NVSHMEM: initialised once, with the ranks of the first communicator as its PEs, until the end.
 
 All that NVSHMEM does with all of its PEs together happens here, and is bounded: it runs in a thread, and the caller
 waits for that so long and no longer. A thread that is given up stays where it is.
