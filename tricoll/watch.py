@@ -114,16 +114,17 @@ class Watch:
                 return
             time.sleep(SETTLE)
             pair, seen = next(iter((self._read() or found).items()))
-            oldest = next(
-                (work for work in pending if not work.verified and (work.lane is None) == (pair is None)), None
-            )
-            self.failure = self._explain(seen, pair, oldest)
-            with self._queue.lock:
-                for work in self._queue.pending:
-                    work.failure = work.failure or self.failure
-                self._queue.pending.clear()
+            alike = [work for work in pending if not work.verified and (work.lane is None) == (pair is None)]
+            self._fail(self._explain(seen, pair, alike))
         self._queue.stop()
         log.error("%s", self.failure)
+
+    def _fail(self, failure: CollectiveError) -> None:
+        self.failure = failure
+        with self._queue.lock:
+            for work in self._queue.pending:
+                work.failure = work.failure or failure
+            self._queue.pending.clear()
 
     # The thread.
 
@@ -135,10 +136,9 @@ class Watch:
                 self._say_who_is_late()
             except Exception as error:  # the device, or the store, is gone: nothing can be found out any more
                 if not self._closed.is_set() and self.failure is None:
-                    self.failure = CollectiveError(
-                        f"rank {self._rank}: its GPU or the store of the ranks failed: {error}"
-                    )
-                    self.failure.__cause__ = error
+                    failure = CollectiveError(f"rank {self._rank}: its GPU or the ranks' store has failed: {error}")
+                    failure.__cause__ = error
+                    self._fail(failure)
                 return
             if self.failure is not None:
                 return
@@ -175,11 +175,14 @@ class Watch:
 
     # What it says.
 
-    def _explain(self, seen: list[Failure], pair: Pair, oldest: Enqueued | None) -> CollectiveError:
+    def _explain(self, seen: list[Failure], pair: Pair, pending: list[Enqueued]) -> CollectiveError:
         mine = min(seen, key=lambda f: f.code == link.ABORTED)
-        sequence = oldest.sequence if oldest is not None else self._begun[0]
-        name = self._names.get(mine.wanted & 0xFFFFFF if mine.waits_for else -1)
-        what = name or (oldest.what.partition(", ")[2] if oldest is not None else "a call in a graph")
+        # Most messages have the fingerprint of their call on them. Else it is the oldest that is not known to be over.
+        name = self._name(mine.wanted) if mine.waits_for else None
+        named = [work for work in pending if name and work.what.endswith(name)]
+        work = next(iter(named or pending), None)
+        sequence = work.sequence if work is not None else self._begun[0]
+        what = name or (work.what.partition(", ")[2] if work is not None else "a call in a graph")
         if pair is not None:
             return self._control.explain(what, seen, pair=True)
         fabric = self._control.fabric
@@ -211,6 +214,12 @@ class Watch:
             f"others do not. tricoll.init(timeout=...) sets how long to wait. ({reasons})"
         )
 
+    def _name(self, flag: int) -> str | None:
+        """The call whose fingerprint is in a flag: 24 bits of it, or 16 where the flag is inside the data."""
+        exact = self._names.get(flag & 0xFFFFFF)
+        alike = (name for fingerprint, name in reversed(self._names.items()) if not (fingerprint ^ flag) & 0xFFFF)
+        return exact or next(alike, None)
+
     def _differences(self, call: str, heard: dict[int, Any], mine: Failure) -> str:
         sides: dict[str, list[int]] = {}
         for r in range(self._n):
@@ -218,7 +227,7 @@ class Watch:
             text = f"call {told['sequence']}, {told['call']}" if told else "call {}, {}".format(*self._progress(r))
             sides.setdefault(text, []).append(r)
         named = "; ".join(f"{'rank' if len(rs) == 1 else 'ranks'} {rs}: {text}" for text, rs in sides.items())
-        other = self._names.get(mine.seen & 0xFFFFFF, "another call")
+        other = self._name(mine.seen) or "another call"
         return (
             f"rank {self._rank}, {call}: the ranks make different calls, and the communicator cannot be used any more. "
             f"{named}. This rank was sent data of {other} by rank {mine.peer} ({mine})"
