@@ -140,6 +140,7 @@ class Arguments:
             "WINDOW": settings.window,
             "ALIGNED": plan.aligned,
             "BLOCK": block(family, settings),
+            "collective": collective not in PAIRWISE,  # for the fabric: whether all ranks launch it
         }
         if kernel is exchange.exchange:
             assert request.table is not None

@@ -161,7 +161,7 @@ class Watch:
         behind = {r: self._progress(r) for r in range(self._n) if self._progress(r)[0] < oldest.sequence}
         who = "; ".join(f"rank {r} is in its call {seq or 'none'} {text}" for r, (seq, text) in behind.items())
         log.warning(
-            "%s, call %d, has waited for %.0f s. %s",
+            "%s, call %d, has waited for %.1f s. %s",
             oldest.what,
             oldest.sequence,
             time.perf_counter() - oldest.submitted,

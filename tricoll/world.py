@@ -14,6 +14,7 @@ from . import cost
 from .communicator import Communicator
 from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
+from .fabric import loopback as one_gpu
 from .fabric import nvshmem, sim
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
@@ -63,7 +64,7 @@ def init(
             of an element: one_shot and two_shot. None: TRICOLL_REPRODUCIBLE (0 or 1), else no.
         profile: the machine's constants, by which algo="auto" chooses: a built-in name ("host", "nvlink", ...) or a
             file, see :mod:`tricoll.cost`. None: TRICOLL_PROFILE, else what ``tricoll tune`` has stored for this
-            machine, else "host"; on GPUs "nvlink" or "ib".
+            machine, else "host"; on GPUs "nvlink" or "nic-400g".
         tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
     Raises:
@@ -139,7 +140,7 @@ def _base(fabric: Fabric) -> Settings:
 
 def default_profile(settings: Settings) -> str:
     """The built-in constants for GPUs with such links."""
-    return "nvlink" if settings.mapped else "ib"
+    return "nvlink" if settings.mapped else "nic-400g"
 
 
 def _constants(
@@ -238,4 +239,39 @@ def simulate(
         delivery=delivery,
         node_size=node_size,
         tiles=tiles,
+    )
+
+
+def loopback(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 30.0,
+    check: bool = False,
+    profile: cost.Profile | str | Path = "nvlink",
+    **settings: Any,
+) -> list[Any]:
+    """Run ``fn(comm, *args)`` on every rank of a world that is all on the current GPU, a thread and a stream a rank.
+
+    For tests of the compiled kernels and for measuring them where there is one GPU: links are mapped, and as fast as
+    its memory.
+
+    Args:
+        fn: called once a rank, with the rank's communicator. Its tensors are on that GPU.
+        world_size: the number of ranks.
+        timeout, check, profile, **settings: as in :func:`init`. ``channels`` is by default as many as fit on the GPU,
+            at most 16.
+
+    Returns:
+        What ``fn`` returned on each rank, in rank order.
+
+    Raises:
+        What ``fn`` raised. ValueError if the kernels of all ranks do not fit on the GPU at once. CollectiveError if
+        there is no GPU.
+    """
+    below = one_gpu.Gpu()
+    chosen = settings_for(**settings, base=one_gpu.settings(world_size, below))
+    constants = profile if isinstance(profile, cost.Profile) else cost.load_profile(profile)
+    return one_gpu.run(
+        fn, world_size, args, timeout, lambda fabric: Communicator(fabric, chosen, timeout, check, constants), below
     )

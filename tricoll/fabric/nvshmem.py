@@ -274,8 +274,8 @@ def module_loaded(module: int) -> None:
     if code:
         raise CollectiveError(
             f"NVSHMEM could not initialise a kernel's module (status {code}): its host library is {_library()}, and "
-            f"the device library in the kernel is {bitcode.find(cuda.arch_of(cuda.current_device()))}. Both must be of one "
-            "release: look at LD_LIBRARY_PATH, NVSHMEM_HOME and TRICOLL_NVSHMEM_BITCODE"
+            f"the device library in the kernel is {bitcode.find(cuda.arch_of(cuda.current_device()))}. Both must be of "
+            "one release: look at LD_LIBRARY_PATH, NVSHMEM_HOME and TRICOLL_NVSHMEM_BITCODE"
         )
 
 
