@@ -152,10 +152,8 @@ class Meeting:
                 gone = [r for r in missing if r in self.ended]
                 if gone or not came or self._broken:
                     # Who comes now must not do anything for a rank that has given up.
-                    self._broken = self._broken or (
-                        f"ranks {gone} have ended" if gone else f"ranks {missing} did not come within {self.timeout:g} s"
-                        " (tricoll.loopback(timeout=...) sets that)"
-                    )  # fmt: skip
+                    absent = f"ranks {missing} did not come within {self.timeout:g} s (tricoll.loopback(timeout=...))"
+                    self._broken = self._broken or (f"ranks {gone} have ended" if gone else absent)
                     self._turn.notify_all()
                     kind = PeerFailure if gone else CollectiveTimeout
                     raise kind(f"rank {rank}, {what} {visit}: {self._broken}")

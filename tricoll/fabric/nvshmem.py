@@ -93,6 +93,11 @@ def choose_device(environ: Mapping[str, str], count: int, chosen: int) -> int:
     return int(local)
 
 
+def device_of(index: int) -> torch.device:
+    """The GPU that this process sees as ``index``."""
+    return torch.device("cuda", index)
+
+
 def node_size(hosts: Sequence[str]) -> int:
     """Ranks a node, by the hosts of ranks 0, 1, ...; 0 if all are on one, or nodes are not alike (with a warning)."""
     size = next((r for r, host in enumerate(hosts) if host != hosts[0]), 0)
@@ -124,7 +129,8 @@ class NvshmemFabric:
         self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
         index = choose_device(os.environ, torch.cuda.device_count(), torch.cuda.current_device())
         torch.cuda.set_device(index)
-        self.device = torch.device("cuda", index)
+        self._index = index
+        self.device = device_of(index)
         self.counters = Counters()
         self.sequence = 0
         self.closed = self.stopped = False
@@ -133,7 +139,7 @@ class NvshmemFabric:
         self._board = StoreBoard(store, rank)
         self._processes = Processes()
         me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": pci_address(index)}
-        self._world, self._ranks = symmetric.world(store, rank, world_size, self.device, timeout, me)
+        self._world, self._ranks = symmetric.world(store, rank, world_size, index, timeout, me)
         for r, info in enumerate(self._ranks):
             if r != rank and info["host"] == me["host"]:
                 with contextlib.suppress(OSError):  # in another container
@@ -150,7 +156,7 @@ class NvshmemFabric:
         here = self._ranks[self.rank]
         for r, info in enumerate(self._ranks):
             if reached[r] and r != self.rank and info["host"] == here["host"]:
-                reached[r] = atomics(self.device.index, info["gpu"])
+                reached[r] = atomics(self._index, info["gpu"])
         multicast = self._pes == list(range(self._world.n_pes)) and readable(self._world.multicast(self._world.probe))
         return {"mapped": all(reached), "multicast": multicast}
 

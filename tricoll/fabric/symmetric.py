@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from tricoll.errors import CollectiveError, CollectiveTimeout, HeapExhausted
@@ -58,7 +59,7 @@ class World:
     identity: str  # the same on all of its PEs, and nowhere else
     pe: int
     n_pes: int
-    device: torch.device
+    device: int  # as this process numbers its GPUs
     store: Any  # in which its PEs have met
     probe: int
     slabs: list[Slab] = dataclasses.field(default_factory=list)
@@ -103,7 +104,7 @@ class World:
 
         wanted = max(rounded(nbytes), rounded(int(os.environ.get("TRICOLL_HEAP_BYTES") or 0)))
         what = f"allocating {wanted} bytes of symmetric memory"
-        address = bounded(lambda: bindings.malloc(wanted), timeout, self.device, f"rank with PE {self.pe}: {what}")
+        address = bounded(lambda: bindings.malloc(wanted), timeout, self.device, f"PE {self.pe}: {what}")
         if not address:
             raise HeapExhausted(
                 f"NVSHMEM has no {wanted} bytes of symmetric memory left. NVSHMEM_SYMMETRIC_SIZE is "
@@ -121,7 +122,7 @@ def current() -> World | None:
     return _world
 
 
-def world(store: Any, rank: int, world_size: int, device: torch.device, timeout: float, me: Any) -> tuple[World, Any]:
+def world(store: Any, rank: int, world_size: int, device: int, timeout: float, me: Any) -> tuple[World, Any]:
     """This process's NVSHMEM, initialised if it is not yet. Collective over the ranks that have the store.
 
     Returns it and what each rank has said about itself: ``me``, and its ``pe``.
@@ -183,20 +184,18 @@ def check_world(ranks: Sequence[dict[str, Any]], world_size: int) -> None:
         )
 
 
-def initialise(store: Any, rank: int, world_size: int, device: torch.device, timeout: float) -> str:
+def initialise(store: Any, rank: int, world_size: int, device: int, timeout: float) -> str:
     """Initialise NVSHMEM with the ranks of a store as its PEs. Returns what names it."""
-    import numpy as np
     from cuda.core import Device
     from nvshmem import core
 
     # Rank 0's unique id has the address of a socket at which the others meet.
     uid = core.get_unique_id(empty=rank != 0)
-    data = uid._data.view(np.uint8)  # as nvshmem4py's own broadcast does
-    said = exchange(store, rank, world_size, "uid", data.tobytes().hex() if rank == 0 else "", timeout)[0]
-    data[...] = np.frombuffer(bytes.fromhex(said), dtype=np.uint8).reshape(data.shape)
+    said = exchange(store, rank, world_size, "uid", text_of(uid) if rank == 0 else "", timeout)[0]
+    fill(uid, said)
 
     def start() -> None:
-        gpu = Device(device.index)
+        gpu = Device(device)
         gpu.set_current()
         core.init(device=gpu, uid=uid, rank=rank, nranks=world_size, initializer_method="uid")
 
@@ -204,7 +203,18 @@ def initialise(store: Any, rank: int, world_size: int, device: torch.device, tim
     return hashlib.sha256(said.encode()).hexdigest()
 
 
-def bounded(fn: Callable[[], Any], timeout: float, device: torch.device, what: str, hint: str = NETWORK) -> Any:
+def text_of(uid: Any) -> str:
+    """A unique id as text."""
+    return bytes(uid._data.view(np.uint8)).hex()  # nvshmem4py's own broadcast sends these bytes, too
+
+
+def fill(uid: Any, text: str) -> None:
+    """Make a unique id the one that was made text."""
+    data = uid._data.view(np.uint8)
+    data[...] = np.frombuffer(bytes.fromhex(text), dtype=np.uint8).reshape(data.shape)
+
+
+def bounded(fn: Callable[[], Any], timeout: float, device: int, what: str, hint: str = NETWORK) -> Any:
     """``fn()``, in a thread, if it returns within ``timeout`` seconds. Its error becomes a CollectiveError."""
     result: list[Any] = []
 
