@@ -346,6 +346,22 @@ def test_lanes_wait_for_collectives_and_for_their_own_kind_only():
     ]
 
 
+def barrier_holds_up(comm):
+    with enqueuing(comm, "barrier") as c:
+        if c.rank == 1:
+            time.sleep(0.7)
+        start = time.monotonic()
+        work = c.barrier(async_op=True)
+        enqueued = time.monotonic() - start
+        work.wait()
+        return enqueued, time.monotonic() - start
+
+
+def test_a_barrier_holds_its_caller_up(pool):
+    (enqueued, seconds), _ = pool(2).run(barrier_holds_up, limit=60)
+    assert enqueued < 0.4 < seconds
+
+
 def test_an_error_while_enqueuing_is_the_callers():
     q = StreamQueue(Fake(), lambda: None)
 

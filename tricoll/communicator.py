@@ -422,7 +422,7 @@ class Communicator:
             if after is not None:
                 after()
 
-        work = self._work(str(request.call), run, value)
+        work = self._work(str(request.call), run, value, blocks=collective == "barrier")
         self._made(work, async_op)
         return work
 
@@ -457,7 +457,7 @@ class Communicator:
         request = self._checked(collective, prepare)
         result = request.result if keep else None
         run = lambda: self._perform(request, tag)
-        return self._made(self._work(str(request.call), run, result, lane), async_op)
+        return self._made(self._work(str(request.call), run, result, lane, collective == "barrier"), async_op)
 
     def _checked(self, collective: str, prepare: Callable[[Prepare], Request]) -> Request:
         self._check_usable()
@@ -468,9 +468,11 @@ class Communicator:
                 self._refuse(f"{collective}: refused, {error}")
             raise
 
-    def _work(self, what: str, run: Callable[[], Any], result: Any, lane: Lane = None) -> Work:
+    def _work(self, what: str, run: Callable[[], Any], result: Any, lane: Lane = None, blocks: bool = False) -> Work:
         """A call that is yet to be made. Calls of this communicator that ``run`` makes are part of it."""
-        return self._queue.work(self._queue, f"rank {self.rank}, {what}", run, result, lane)
+        work = self._queue.work(self._queue, f"rank {self.rank}, {what}", run, result, lane)
+        work.blocks = blocks
+        return work
 
     def _made(self, work: Work, async_op: bool) -> Any:
         """Have a call made when it is its turn: its handle, or its result."""

@@ -28,6 +28,7 @@ class Enqueued(Work):
     """A call that has been put on a stream. Its tensors may be dropped: their memory is not used anew before the call.
 
     As ``torch.distributed`` has it for GPUs, :meth:`wait` does not wait: it makes the caller's current stream wait.
+    Only a barrier's holds its caller up.
     """
 
     stream: Any = None
@@ -49,7 +50,10 @@ class Enqueued(Work):
         super().wait()  # raises if it could not be enqueued
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if self.event is not None:
-            if seconds and not self._queue.reached(self, seconds):
+            if self.blocks:
+                self._queue.reached(self, seconds or math.inf)  # which the kernels' own timeouts bound
+                self._queue.verified(self)
+            elif seconds and not self._queue.reached(self, seconds):
                 raise CollectiveTimeout(f"{self.what} has not finished within {seconds:g} s. {self._queue.why(self)}")
             self._queue.follow(self)
         if error := self.exception():

@@ -41,6 +41,7 @@ class Work(dist.Work):
         self._lock = threading.Lock()
         self._promise: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self.blocks = False  # whether wait() must hold its caller up: a barrier is for that
         self.source = -1  # the rank from which a message came, where the caller did not say which
 
     def __repr__(self) -> str:

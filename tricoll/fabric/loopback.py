@@ -143,8 +143,8 @@ class Meeting:
             if len(brought) == self.world_size and not self._broken:
                 try:
                     self._done[key] = (last(dict(brought)), None)
-                except Exception as error:
-                    self._done[key] = (None, error)
+                except Exception as trouble:
+                    self._done[key] = (None, trouble)
                 self._turn.notify_all()
             came = True
             while key not in self._done:
@@ -291,7 +291,8 @@ def run(
         thread.join()
     if errors:
         first = min(errors, key=lambda r: isinstance(errors[r], CollectiveError))
-        if hasattr(errors[first], "add_note"):
-            errors[first].add_note(f"on rank {first} of {world_size}")
-        raise errors[first]
+        error: Any = errors[first]
+        if hasattr(error, "add_note"):
+            error.add_note(f"on rank {first} of {world_size}")
+        raise error
     return outcomes
