@@ -24,6 +24,17 @@ from .work import WAY_OUT, Lane, Work, at_exit, ordered
 POLL = 1e-4  # seconds between two looks at whether a stream has come so far
 
 
+class Mark:
+    """What is known of a call that is on a stream. It does not keep the call's tensors alive."""
+
+    def __init__(self, work: Work) -> None:
+        self.what, self.lane, self.submitted = work.what, work.lane, work.submitted
+        self.event: Any = None  # behind the call; None in a graph
+        self.sequence = 0  # of the collective that was enqueued last
+        self.verified = False  # whether the device has made it, and nothing was wrong
+        self.failure: BaseException | None = None  # what was found out later
+
+
 class Enqueued(Work):
     """A call that has been put on a stream. Its tensors may be dropped: their memory is not used anew before the call.
 
@@ -32,10 +43,7 @@ class Enqueued(Work):
     """
 
     stream: Any = None
-    event: Any = None  # on its stream, behind the call; None in a graph, or before it is enqueued
-    sequence = 0  # of the call, among the communicator's collectives
-    verified = False  # whether the device has made it, and nothing was wrong
-    failure: BaseException | None = None  # what was found out later
+    mark: Mark | None = None  # None: it is part of another call
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         """Have the caller's current stream wait for the call; what is put on that stream next may use its result.
@@ -49,13 +57,14 @@ class Enqueued(Work):
         """
         super().wait()  # raises if it could not be enqueued
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-        if self.event is not None:
-            if self.blocks:
-                self._queue.reached(self, seconds or math.inf)  # which the kernels' own timeouts bound
-                self._queue.verified(self)
-            elif seconds and not self._queue.reached(self, seconds):
-                raise CollectiveTimeout(f"{self.what} has not finished within {seconds:g} s. {self._queue.why(self)}")
-            self._queue.follow(self)
+        if self.mark is not None and self.mark.event is not None:
+            if self.blocks or seconds:  # without a limit, the kernels' own timeouts bound it
+                reached = self._queue.reached(self.mark, seconds or math.inf)
+                if not reached:
+                    why = self._queue.why(self)
+                    raise CollectiveTimeout(f"{self.what} has not finished within {seconds:g} s. {why}")
+                self._queue.verified(self.mark)
+            self._queue.follow(self.mark)
         if error := self.exception():
             raise error
         return True
@@ -64,15 +73,17 @@ class Enqueued(Work):
         """Whether the device has made the call, well or badly."""
         if not super().is_completed():
             return False
-        return self.verified or self.exception() is not None or self.event is None or self._queue.done(self)
+        return self.mark is None or self.exception() is not None or bool(self._queue.done(self.mark))
 
     def is_success(self) -> bool:
         """Whether the device has made the call, and it went well."""
-        return self.is_completed() and self._queue.verified(self) and self.exception() is None
+        return self.is_completed() and self.exception() is None and (
+            self.mark is None or bool(self._queue.verified(self.mark))
+        )  # fmt: skip
 
     def exception(self) -> BaseException | None:
         """What :meth:`wait` would raise."""
-        return super().exception() or self.failure
+        return super().exception() or (self.mark and self.mark.failure)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the result. It is there at once: whoever takes the result from it has their stream wait."""
@@ -109,7 +120,7 @@ class StreamQueue:
         self.late: Callable[[], list[int]] = list  # the ranks that have not begun this rank's last collective
         self.look: Callable[[], None] = lambda: None  # at what the kernels have reported
         self.sequence: Callable[[], int] = lambda: 0  # of the collective that was enqueued last
-        self.pending: list[Enqueued] = []  # oldest first; those that are verified are taken out by whoever did that
+        self.pending: list[Mark] = []  # oldest first; those that are verified are taken out by whoever did that
         self._tails: list[Tail] = []
         self.lock = threading.RLock()  # calls of several threads are put on streams one after the other
         self._here = threading.local()
@@ -157,16 +168,17 @@ class StreamQueue:
         with self.streams.on(stream):
             with self._enqueuing():
                 self._carry_out(work)
+            work.mark = mark = Mark(work)
+            mark.sequence = self.sequence()
             if not capturing:
-                work.event = self.streams.record(stream)
+                mark.event = self.streams.record(stream)
                 kept = [] if work.lane is None else [tail for tail in self._tails if tail.lane != work.lane]
-                self._tails = [*kept, Tail(work.lane, stream, work.event)]
-                self.pending.append(work)
+                self._tails = [*kept, Tail(work.lane, stream, mark.event)]
+                self.pending.append(mark)
 
     def _carry_out(self, work: Enqueued) -> None:
         work.stream = self.streams.current()
         work.carry_out()
-        work.sequence = self.sequence()
 
     @contextlib.contextmanager
     def _enqueuing(self) -> Iterator[None]:
@@ -178,29 +190,29 @@ class StreamQueue:
 
     # What a Work asks.
 
-    def follow(self, work: Enqueued) -> None:
+    def follow(self, mark: Mark) -> None:
         """Have the caller's stream wait for a call."""
         if not self.streams.capturing():  # what was enqueued before a graph is no part of it
-            self.streams.wait(self.streams.current(), work.event)
+            self.streams.wait(self.streams.current(), mark.event)
 
-    def done(self, work: Enqueued) -> bool:
+    def done(self, mark: Mark) -> bool:
         """Whether the device has come past a call."""
-        return bool(self.streams.done(work.event))
+        return mark.verified or mark.event is None or bool(self.streams.done(mark.event))
 
-    def reached(self, work: Enqueued, seconds: float) -> bool:
+    def reached(self, mark: Mark, seconds: float) -> bool:
         """Wait until the device has come past a call, or it has failed, for so long at most."""
         deadline = time.monotonic() + seconds
-        while not self.done(work) and work.failure is None:
+        while not self.done(mark) and mark.failure is None:
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL)
         return True
 
-    def verified(self, work: Enqueued) -> bool:
+    def verified(self, mark: Mark) -> bool:
         """Whether a call that the device has come past went well, by what its kernels report now."""
-        if not work.verified and work.failure is None and work.event is not None:
+        if not mark.verified and mark.failure is None and mark.event is not None:
             self.look()
-        return work.failure is None
+        return mark.failure is None
 
     def settle(self) -> None:
         """Wait until the device has made all calls, and raise what went wrong. Does nothing in a graph."""
@@ -210,9 +222,9 @@ class StreamQueue:
             waiting = list(self.pending)
         self._all_done(waiting, math.inf)  # which the kernels' own timeouts bound
         self.look()
-        for work in waiting:
-            if work.failure is not None:
-                raise work.failure
+        for mark in waiting:
+            if mark.failure is not None:
+                raise mark.failure
 
     def why(self, work: Enqueued) -> str:
         """What a call waits for, in words."""
@@ -234,15 +246,15 @@ class StreamQueue:
             waiting = list(self.pending)
         if not self._all_done(waiting, patience):
             self.stop()
-            for work in waiting:
-                if not work.verified and work.failure is None and not self.done(work):
-                    work.failure = CollectiveError(f"{work.what} was given up: {reason}")
+            for mark in waiting:
+                if mark.failure is None and not self.done(mark):
+                    mark.failure = CollectiveError(f"{mark.what} was given up: {reason}")
             return self._all_done(waiting, WAY_OUT)
         return True
 
-    def _all_done(self, waiting: list[Enqueued], seconds: float) -> bool:
+    def _all_done(self, waiting: list[Mark], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while not all(work.verified or self.done(work) for work in waiting):
+        while not all(self.done(mark) for mark in waiting):
             if time.monotonic() > deadline:
                 return False
             time.sleep(POLL)

@@ -5,13 +5,14 @@ after each kernel, and a graph that is replayed is watched like everything else.
 :data:`TICK` seconds, beside the streams; a call counts as verified once the device has come past it and the blocks
 read after that were clean.
 
-On the board every rank says how many collectives it has begun and in which it is, each tick at most. A rank that finds
-a failure says what it saw, hears what the others saw, and gives the error to all calls that are not verified, and to
-the next one. Then it has its own kernels give up, and they have their neighbours'.
+On the board every rank says how many collectives it has begun and in which it is, every :data:`SAY` seconds at most. A
+rank that finds a failure says what it saw, hears what the others saw, and gives the error to all calls that are not
+verified, and to the next one. Then it has its own kernels give up, and they have their neighbours'.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -24,7 +25,7 @@ import torch
 
 from .completion import Pair, failures
 from .control import FAILED, GRACE, LONGEST, Control, Failure
-from .enqueue import Enqueued, StreamQueue
+from .enqueue import Mark, StreamQueue
 from .errors import CollectiveError, CollectiveMismatch, CollectiveTimeout, PeerFailure
 from .fabric.base import Streams
 from .kernels import link
@@ -33,6 +34,7 @@ log = logging.getLogger("tricoll")
 
 PROGRESS = 4  # the board slot in which a rank says where it is
 TICK = 0.1  # seconds between two looks
+SAY = 0.5  # seconds between two posts
 SETTLE = 0.02  # seconds in which a kernel that has begun to fill its status block is certainly through
 LATE = 10.0  # seconds after which a call that has not finished is worth a word, if the timeout is not shorter
 CALLS = 1024  # whose names are remembered
@@ -47,7 +49,7 @@ class Watch:
         self._blocks: dict[Pair, torch.Tensor] = {None: status}
         self._names: OrderedDict[int, str] = OrderedDict()  # of calls, by fingerprint
         self._begun = (0, "")  # the last collective: its number and name
-        self._posted: Any = None
+        self._posted, self._said = self._begun, 0.0
         self._reading = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -104,17 +106,17 @@ class Watch:
                 return
             with self._queue.lock:
                 pending = list(self._queue.pending)
-            done = [work for work in pending if self._queue.done(work)]
+            done = [mark for mark in pending if self._queue.done(mark)]
             found = self._read()
             if not found:
-                for work in done:
-                    work.verified = True
+                for mark in done:
+                    mark.verified = True
                 with self._queue.lock:
-                    self._queue.pending = [work for work in self._queue.pending if not work.verified]
+                    self._queue.pending = [mark for mark in self._queue.pending if not mark.verified]
                 return
             time.sleep(SETTLE)
             pair, seen = next(iter((self._read() or found).items()))
-            alike = [work for work in pending if not work.verified and (work.lane is None) == (pair is None)]
+            alike = [mark for mark in pending if not mark.verified and (mark.lane is None) == (pair is None)]
             self._fail(self._explain(seen, pair, alike))
         self._queue.stop()
         log.error("%s", self.failure)
@@ -122,8 +124,8 @@ class Watch:
     def _fail(self, failure: CollectiveError) -> None:
         self.failure = failure
         with self._queue.lock:
-            for work in self._queue.pending:
-                work.failure = work.failure or failure
+            for mark in self._queue.pending:
+                mark.failure = mark.failure or failure
             self._queue.pending.clear()
 
     # The thread.
@@ -131,21 +133,24 @@ class Watch:
     def _serve(self) -> None:
         while not self._closed.wait(TICK):
             try:
-                self._say_where()
                 self.look()
-                self._say_who_is_late()
-            except Exception as error:  # the device, or the store, is gone: nothing can be found out any more
+            except Exception as error:  # nothing can be found out any more
                 if not self._closed.is_set() and self.failure is None:
-                    failure = CollectiveError(f"rank {self._rank}: its GPU or the ranks' store has failed: {error}")
+                    failure = CollectiveError(
+                        f"rank {self._rank}: it could not be seen what calls have become: {error}"
+                    )
                     failure.__cause__ = error
                     self._fail(failure)
-                return
             if self.failure is not None:
                 return
+            with contextlib.suppress(Exception):  # the store may end with another rank's process
+                if time.monotonic() > self._said + SAY:
+                    self._say_where()
+                self._say_who_is_late()
 
     def _say_where(self) -> None:
         if self._begun != self._posted and self._n > 1:
-            self._posted = self._begun
+            self._posted, self._said = self._begun, time.monotonic()
             self._control.fabric.post(PROGRESS, self._begun[0], self._begun[1])
 
     def _progress(self, rank: int) -> tuple[int, str]:
@@ -175,14 +180,14 @@ class Watch:
 
     # What it says.
 
-    def _explain(self, seen: list[Failure], pair: Pair, pending: list[Enqueued]) -> CollectiveError:
+    def _explain(self, seen: list[Failure], pair: Pair, pending: list[Mark]) -> CollectiveError:
         mine = min(seen, key=lambda f: f.code == link.ABORTED)
         # Most messages have the fingerprint of their call on them. Else it is the oldest that is not known to be over.
         name = self._name(mine.wanted) if mine.waits_for else None
-        named = [work for work in pending if name and work.what.endswith(name)]
-        work = next(iter(named or pending), None)
-        sequence = work.sequence if work is not None else self._begun[0]
-        what = name or (work.what.partition(", ")[2] if work is not None else "a call in a graph")
+        named = [mark for mark in pending if name and mark.what.endswith(name)]
+        mark = next(iter(named or pending), None)
+        sequence = mark.sequence if mark is not None else self._begun[0]
+        what = name or (mark.what.partition(", ")[2] if mark is not None else "a call in a graph")
         if pair is not None:
             return self._control.explain(what, seen, pair=True)
         fabric = self._control.fabric

@@ -128,6 +128,7 @@ class Meeting:
         self._broken = ""  # why nobody waits any more
         self.ended: set[int] = set()
         self.board: dict[tuple[int, int], tuple[int, str]] = {}
+        self.heaps: list[torch.Tensor] = []  # until all ranks have ended: the last to do so may still write to others'
 
     def meet(self, rank: int, what: str, mine: Any, last: Callable[[dict[int, Any]], Any]) -> Any:
         """Wait until all ranks are at their k-th ``what``. ``last`` gets what each has brought; all get its result.
@@ -190,7 +191,6 @@ class LoopbackFabric:
         self.closed = self.stopped = False
         self.streams = below.streams()
         self._all = range(self.world_size)
-        self._heap: torch.Tensor | None = None
 
     # Memory.
 
@@ -198,12 +198,13 @@ class LoopbackFabric:
         if not agreed["mapped"]:
             raise ValueError("link is 'put', and loopback has mapped links only")
         self._together("agreement", dict(agreed), lambda all: check_same([all[r] for r in self._all]))
-        self._heap = self.below.memory(nbytes // 8)
+        heap = self.below.memory(nbytes // 8)
+        self.meeting.heaps.append(heap)
         ready = self.streams.record(self.streams.current())
         while not self.streams.done(ready):  # before anybody else writes to it
             time.sleep(NAP)
-        addresses = self._together("heap", self._heap.data_ptr(), lambda all: [all[r] for r in self._all])
-        return Heap(self._heap, torch.tensor(addresses, dtype=torch.int64, device=self.device))
+        addresses = self._together("heap", heap.data_ptr(), lambda all: [all[r] for r in self._all])
+        return Heap(heap, torch.tensor(addresses, dtype=torch.int64, device=self.device))
 
     def _together(self, what: str, mine: Any, last: Callable[[dict[int, Any]], Any]) -> Any:
         return self.meeting.meet(self.rank, what, mine, last)
@@ -248,7 +249,6 @@ class LoopbackFabric:
         if not self.closed:
             self.closed = True
             self.post(LEFT, 1 + self.sequence, "")
-            self._heap = None
 
 
 def settings(world_size: int, below: Device) -> Settings:
