@@ -107,6 +107,7 @@ def streams(monkeypatch):
     driver = SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange_mode)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     monkeypatch.setattr(torch, "zeros", unpinned(torch.zeros))

@@ -20,7 +20,7 @@ from .arguments import ALL, Arguments, Tables
 from .calls import PAIRWISE, Call, Prepare, Request
 from .completion import Completion, Immediate
 from .control import Control
-from .enqueue import StreamQueue
+from .enqueue import StreamQueue, settle
 from .errors import CollectiveError, CollectiveMismatch
 from .fabric.base import Fabric, Heap
 from .kernels import link
@@ -66,6 +66,7 @@ class Communicator:
             self._queue = Queue(self._control.late, fabric.stop, fabric.asynchronous)
             self._completion = Immediate(self._control, self._status, self._start_afresh)
         else:
+            settle(self._streams)  # counters and blocks are there for whatever stream comes first
             self._queue = StreamQueue(self._streams, self._drain)
             self._completion = Watch(self._control, self._streams, self._queue, self._status)
         if self._heap is not None:

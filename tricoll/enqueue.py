@@ -8,6 +8,7 @@ calls of a communicator follow each other whatever their streams, as they do in 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import threading
 import time
@@ -20,6 +21,8 @@ import torch
 from .errors import CollectiveError, CollectiveTimeout
 from .fabric.base import Streams
 from .work import WAY_OUT, Lane, Work, at_exit, ordered
+
+log = logging.getLogger("tricoll")
 
 POLL = 1e-4  # seconds between two looks at whether a stream has come so far
 
@@ -83,7 +86,7 @@ class Enqueued(Work):
 
     def exception(self) -> BaseException | None:
         """What :meth:`wait` would raise."""
-        return super().exception() or (self.mark and self.mark.failure)
+        return super().exception() or (None if self.mark is None else self.mark.failure)
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the result. It is there at once: whoever takes the result from it has their stream wait."""
@@ -98,6 +101,13 @@ class Enqueued(Work):
                 with self._queue.streams.on(self.stream):  # behind which those who take the result wait
                     self._future.set_result(self._value)
             return self._future
+
+
+def settle(streams: Streams) -> None:
+    """Wait for what is on the caller's stream."""
+    event = streams.record(streams.current())
+    while not streams.done(event):
+        time.sleep(POLL)
 
 
 class Tail(NamedTuple):
@@ -244,13 +254,17 @@ class StreamQueue:
         """
         with self.lock:
             waiting = list(self.pending)
-        if not self._all_done(waiting, patience):
+        try:
+            if self._all_done(waiting, patience):
+                return True
             self.stop()
             for mark in waiting:
                 if mark.failure is None and not self.done(mark):
                     mark.failure = CollectiveError(f"{mark.what} was given up: {reason}")
             return self._all_done(waiting, WAY_OUT)
-        return True
+        except RuntimeError as error:  # whatever has gone wrong on the device is for its own call to say
+            log.warning("the device cannot be asked whether calls are over: %s", error)
+            return False
 
     def _all_done(self, waiting: list[Mark], seconds: float) -> bool:
         deadline = time.monotonic() + seconds

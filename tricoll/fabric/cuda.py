@@ -144,7 +144,8 @@ class CudaStreams:
         return bool(event.query())
 
     def capturing(self) -> bool:
-        return bool(torch.cuda.is_current_stream_capturing())
+        with torch.cuda.device(self.device):  # whose stream is asked about
+            return bool(torch.cuda.is_current_stream_capturing())
 
     def keep(self, tensors: Sequence[torch.Tensor]) -> None:
         stream = self.current()

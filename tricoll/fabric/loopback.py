@@ -19,6 +19,7 @@ import torch
 
 from tricoll import gpu
 from tricoll.dispatch import Settings
+from tricoll.enqueue import settle
 from tricoll.errors import CollectiveError, CollectiveTimeout, PeerFailure
 
 from . import cuda
@@ -200,9 +201,7 @@ class LoopbackFabric:
         self._together("agreement", dict(agreed), lambda all: check_same([all[r] for r in self._all]))
         heap = self.below.memory(nbytes // 8)
         self.meeting.heaps.append(heap)
-        ready = self.streams.record(self.streams.current())
-        while not self.streams.done(ready):  # before anybody else writes to it
-            time.sleep(NAP)
+        settle(self.streams)  # before anybody else writes to it
         addresses = self._together("heap", heap.data_ptr(), lambda all: [all[r] for r in self._all])
         return Heap(heap, torch.tensor(addresses, dtype=torch.int64, device=self.device))
 
