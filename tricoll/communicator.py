@@ -64,10 +64,11 @@ class Communicator:
         self._completion: Completion
         if self._streams is None:
             self._queue = Queue(self._control.late, fabric.stop, fabric.asynchronous)
-            self._completion = Immediate(self._control, self._status, self._start_afresh)
+            self._completion = Immediate(self._control, self._status)
         else:
             settle(self._streams)  # counters and blocks are there for whatever stream comes first
-            self._queue = StreamQueue(self._streams, self._drain)
+            drain = weakref.WeakMethod(self._drain)  # a communicator that is gone has no memory to write to
+            self._queue = StreamQueue(self._streams, lambda: (method := drain()) and method())
             self._completion = Watch(self._control, self._streams, self._queue, self._status)
         if self._heap is not None:
             table = Tables(lambda values: values) if self._streams is None else Tables(self._streams.upload, ALL)
@@ -574,7 +575,17 @@ class Communicator:
         status = self._completion.status(pair)
         kernel, arguments = self._arguments.of(request, x, out, status, patience or self._timeout, tag)
         self._fabric.launch(kernel, self._settings.channels, arguments)
-        self._completion.launched(str(call), arguments["fingerprint"], status, pair)
+        error = self._completion.launched(str(call), arguments["fingerprint"], status, pair)
+        if isinstance(error, CollectiveMismatch) and pair is None:
+            try:
+                self._start_afresh()
+            except CollectiveError as trouble:  # ranks that only sent have gone on, and do not know
+                error.__cause__ = trouble
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # whose traceback keeps this frame, and with it the communicator
 
     def _drain(self) -> None:
         """Have the kernels that are on the device give up, as if another rank had told them to."""

@@ -5,13 +5,12 @@ Where launches return at once (GPUs), :class:`tricoll.watch.Watch` takes the pla
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from .control import Control, Failure
-from .errors import CollectiveError, CollectiveMismatch
+from .errors import CollectiveError
 from .kernels import link
 
 Pair = tuple[str, int] | None  # "send" or "recv" and the other rank; None: all ranks take part
@@ -28,8 +27,8 @@ class Completion(Protocol):
     def status(self, pair: Pair) -> torch.Tensor:
         """The status block for a call that is about to be launched."""
 
-    def launched(self, what: str, fingerprint: int, status: torch.Tensor, pair: Pair) -> None:
-        """The kernel of a call has been launched. Raises the call's error, if it is known already."""
+    def launched(self, what: str, fingerprint: int, status: torch.Tensor, pair: Pair) -> CollectiveError | None:
+        """The kernel of a call has been launched. Returns the call's error, if it is known already."""
 
     def used(self, tensors: list[torch.Tensor]) -> None:
         """A call has been carried out with these tensors."""
@@ -44,25 +43,16 @@ class Completion(Protocol):
 class Immediate:
     """A launch returns when the kernel has finished: its status block is read, and an error raised, at once."""
 
-    def __init__(self, control: Control, status: torch.Tensor, start_afresh: Callable[[], None]) -> None:
-        """``start_afresh``: what all ranks do together after a mismatch, so that the next call works."""
-        self._control, self._status, self._start_afresh = control, status, start_afresh
+    def __init__(self, control: Control, status: torch.Tensor) -> None:
+        self._control, self._status = control, status
 
     def status(self, pair: Pair) -> torch.Tensor:
         # A send and a receive may run beside each other.
         return self._status if pair is None else torch.zeros_like(self._status)
 
-    def launched(self, what: str, fingerprint: int, status: torch.Tensor, pair: Pair) -> None:
+    def launched(self, what: str, fingerprint: int, status: torch.Tensor, pair: Pair) -> CollectiveError | None:
         found = failures(status.tolist())
-        if not found:
-            return
-        error = self._control.explain(what, found, pair=pair is not None)
-        if isinstance(error, CollectiveMismatch) and pair is None:
-            try:
-                self._start_afresh()
-            except CollectiveError as trouble:  # ranks that only sent have gone on, and do not know
-                raise error from trouble
-        raise error
+        return self._control.explain(what, found, pair=pair is not None) if found else None
 
     def used(self, tensors: list[torch.Tensor]) -> None:
         """And is over."""

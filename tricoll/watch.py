@@ -69,13 +69,14 @@ class Watch:
             self._blocks[pair] = torch.zeros_like(self._blocks[None])
         return self._blocks[pair]
 
-    def launched(self, what: str, fingerprint: int, status: torch.Tensor, pair: Pair) -> None:
+    def launched(self, what: str, fingerprint: int, status: torch.Tensor, pair: Pair) -> CollectiveError | None:
         self._names[fingerprint] = what
         self._names.move_to_end(fingerprint)
         if len(self._names) > CALLS:
             self._names.popitem(last=False)
         if pair is None:
             self._begun = (self._control.sequence, what)
+        return None
 
     def used(self, tensors: list[torch.Tensor]) -> None:
         self._streams.keep(tensors)
