@@ -1,10 +1,14 @@
 """What is checked on GPUs, and on CPUs too, so that the checks themselves are known to work."""
 
+import time
+
+import pytest
 import torch
 import triton.language as tl
 from streams import BF16_WIRE, FP32, ROWED, Played, Step, callable_in
 
-from tricoll import oracle
+import tricoll
+from tricoll import oracle, testing
 from tricoll.kernels.jit import TRITON, jit
 from tricoll.kernels.numerics import Reduction, accumulator, combine_, finish_, scale_
 from tricoll.kernels.tiles import transfer
@@ -45,6 +49,63 @@ def check_algorithms(run, n, sizes, node_size=0, mapped=True, device="cpu", **se
     for each, outcomes in zip(played, zip(*results), strict=True):
         each.check(outcomes)
     return len(played)
+
+
+# Calls that follow each other, and calls that fail
+
+
+def _back_to_back(comm, calls):
+    device = comm._fabric.device
+    x = [_values(comm.world_size, k)[comm.rank].to(device) for k in range(5)]
+    call = lambda k: comm.all_reduce(x[k % 5].clone(), "avg", wire="bf16", algo="ring", async_op=k % 3 == 0)
+    made = [call(k) for k in range(calls)]
+    comm.barrier()
+    return [(out.result() if isinstance(out, tricoll.Work) else out).cpu() for out in made]
+
+
+def _values(n, k):
+    return testing.make_inputs(n, (4099,), torch.float32, "mixed", k)
+
+
+def check_back_to_back(run, n, calls, **settings):
+    """Many calls, some of them asynchronous, none of them waited for."""
+    results = run(_back_to_back, n, calls, **settings)
+    for k in range(5):
+        expected = oracle.all_reduce(_values(n, k), "avg", torch.bfloat16, algorithm="ring")
+        for made in results:
+            for out in made[k::5]:
+                testing.assert_same_bits(out, expected)
+
+
+def _unanswered(comm):
+    if comm.rank == 1:
+        time.sleep(3)
+        return
+    start = time.monotonic()
+    with pytest.raises(tricoll.CollectiveTimeout, match=r"ranks \[1\] did not take part"):
+        comm.recv(torch.zeros(100, device=comm._fabric.device), 1, async_op=True).wait(30)
+    assert 1 < time.monotonic() - start < 3
+
+
+def check_timeout(run):
+    """A kernel that waits for a rank that does nothing gives up by itself, and the rank is named."""
+    with pytest.raises(tricoll.CollectiveError):  # the communicator cannot be used any more
+        run(_unanswered, 2, timeout=1.5)
+
+
+def _different(comm):
+    start = time.monotonic()
+    comm.all_reduce(torch.ones(96 if comm.rank else 64, device=comm._fabric.device), algo="ring")
+    with pytest.raises(tricoll.CollectiveMismatch) as caught:
+        comm.barrier()
+    assert "float32[64]" in str(caught.value) and "float32[96]" in str(caught.value)
+    assert time.monotonic() - start < 20
+
+
+def check_mismatch(run):
+    """Kernels of different calls find out by themselves, and the calls are named."""
+    with pytest.raises(tricoll.CollectiveMismatch):
+        run(_different, 2, timeout=30.0)
 
 
 # Casts and operators by the hardware

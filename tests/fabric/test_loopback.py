@@ -5,6 +5,7 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import gpu_checks
 import pytest
 import torch
 from enqueued import Stream, Streams, over
@@ -112,6 +113,14 @@ def test_a_rank_that_does_not_come_is_named():
 
     with pytest.raises(tricoll.CollectiveTimeout, match=r"launch 1: ranks \[1\] did not come within 0.4 s"):
         run(fn, 3, timeout=0.4)
+
+
+@pytest.mark.parametrize(
+    "check",
+    [gpu_checks.check_timeout, gpu_checks.check_mismatch, lambda run: gpu_checks.check_back_to_back(run, 3, 60)],
+)
+def test_what_is_checked_on_a_gpu(check):
+    check(run)
 
 
 def test_put_links_are_refused():

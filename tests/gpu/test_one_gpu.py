@@ -8,11 +8,18 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from gpu_checks import check_algorithms, check_numerics, probe, traffic
+from gpu_checks import (
+    check_algorithms,
+    check_back_to_back,
+    check_mismatch,
+    check_numerics,
+    check_timeout,
+    probe,
+    traffic,
+)
 from gpu_stand_in import launches
 
 import tricoll
-from tricoll import oracle, testing
 from tricoll.fabric import cuda, nvshmem
 from tricoll.kernels import exchange
 from tricoll.kernels.jit import TRITON
@@ -52,21 +59,8 @@ def test_all_algorithms_in_loopback(n, node_size):
     note(f"loopback, {n} ranks, node size {node_size or n}", f"{done} calls right, {time.monotonic() - start:.1f} s")
 
 
-def back_to_back(comm):
-    inputs = [testing.make_inputs(comm.world_size, (4099,), torch.float32, "mixed", k) for k in range(5)]
-    x = [i[comm.rank].cuda() for i in inputs]
-    torch.cuda.current_stream().synchronize()
-    return [comm.all_reduce(x[k % 5].clone(), "avg", wire="bf16", algo="ring", async_op=k % 3 == 0) for k in range(500)]
-
-
 def test_500_calls_without_waiting():
-    results = tricoll.loopback(back_to_back, 4, timeout=60.0)
-    results = [[(r.result() if isinstance(r, tricoll.Work) else r).cpu() for r in rank] for rank in results]
-    for k in range(5):
-        inputs = testing.make_inputs(4, (4099,), torch.float32, "mixed", k)
-        expected = oracle.all_reduce(inputs, "avg", torch.bfloat16, algorithm="ring")
-        for rank in results:
-            assert all(oracle.same_bits(out, expected) for out in rank[k::5])
+    check_back_to_back(tricoll.loopback, 4, 500, timeout=60.0)
     note("500 calls back to back, 4 ranks", "right")
 
 
@@ -119,37 +113,12 @@ def test_a_capture_of_what_has_not_run_says_so():
         tricoll.loopback(cold_capture, 2, timeout=20.0)
 
 
-def unanswered(comm):
-    if comm.rank == 0:
-        x = torch.zeros(100, device="cuda")
-        start = time.monotonic()
-        try:
-            comm.recv(x, 1, async_op=True).wait(30)
-        except tricoll.CollectiveTimeout as error:
-            return time.monotonic() - start, str(error)
-    else:
-        time.sleep(6)
-
-
 def test_a_kernel_gives_up_after_its_timeout():
-    with pytest.raises(tricoll.CollectiveError):  # rank 0's last barrier
-        tricoll.loopback(unanswered, 2, timeout=2.0)
-
-
-def different(comm):
-    x = torch.ones(96 if comm.rank else 64, device="cuda")
-    start = time.monotonic()
-    comm.all_reduce(x, algo="ring")
-    try:
-        comm.barrier()
-    except tricoll.CollectiveMismatch as error:
-        assert time.monotonic() - start < 20 and "float32[64]" in str(error) and "float32[96]" in str(error)
-        raise
+    check_timeout(tricoll.loopback)
 
 
 def test_different_calls_are_a_mismatch():
-    with pytest.raises(tricoll.CollectiveMismatch):
-        tricoll.loopback(different, 2, timeout=30.0)
+    check_mismatch(tricoll.loopback)
 
 
 def test_too_many_ranks_are_refused():
