@@ -19,7 +19,7 @@ DEMO_ARGS   ?=
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format typecheck pytest pytest-triton36 clean
+.PHONY: help setup demo test lint format typecheck pytest pytest-triton36 pages clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ pytest-triton36: $(READY) $(READY_T36) ## the kernel tests, with the oldest Trit
 	@# What is run by Python and PyTorch alone does not depend on Triton: only what is interpreted or compiled does.
 	HYPOTHESIS_PROFILE=quick PYTHONPATH="$(CURDIR)/$(T36)" $(PY) -m pytest tests/kernels \
 	    -k "triton or interpreted or implementations" $(PYTEST_ARGS)
+
+pages: $(READY) ## write again what commands write of docs/doctor.md and docs/pictures (seconds; not what is measured)
+	$(VENV)/bin/tricoll doctor --markdown docs/doctor.md
+	$(VENV)/bin/tricoll trace --pictures docs/pictures
 
 setup: $(READY) $(READY_T36) ## only make the environment in .venv
 

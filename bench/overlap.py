@@ -46,7 +46,6 @@ class Seen:
     """What one rank saw of one backend at one bucket size."""
 
     label: str
-    overlaps: bool
     failure: str = ""
     with_: list[float] = field(default_factory=list)  # seconds of a backward pass, one a sample
     without: list[float] = field(default_factory=list)  # the same, without communication
@@ -54,20 +53,17 @@ class Seen:
     alone: dict[int, list[float]] = field(default_factory=dict)  # seconds of a call for a bucket of so many bytes
 
 
-def predict(backward: float, buckets: Sequence[int], seconds: Callable[[int], float], overlaps: bool) -> float:
+def predict(backward: float, buckets: Sequence[int], seconds: Callable[[int], float]) -> float:
     """Seconds of exposed communication.
 
     A bucket is ready when its share of the bytes of all gradients has been computed, at an even pace; calls run one
-    after another, on hardware of their own. Where calls do not overlap, all of their time is exposed.
+    after another, on hardware of their own.
 
     Args:
         backward: seconds of the backward pass without communication.
         buckets: bytes of each, in the order in which they are ready.
         seconds: of a call, by the bytes of its bucket.
-        overlaps: whether the backward pass goes on during a call.
     """
-    if not overlaps:
-        return sum(map(seconds, buckets))
     computed, end = 0, 0.0
     for nbytes in buckets:
         computed += nbytes
@@ -83,18 +79,18 @@ def measure(comm: Communicator, bucket_mb: float, peers: Sequence[str], job: Job
     ours = (("BF16", ddp.bf16_hook, torch.bfloat16), ("FP32", ddp.fp32_hook, torch.float32))
     for name, hook, wire in ours:
         call = functools.partial(comm.all_reduce, op="avg", wire=wire)
-        found.append(Seen(f"tricoll, {name}", True))
+        found.append(Seen(f"tricoll, {name}"))
         trained.append(_Trained(found[-1], group, torch.device("cpu"), comm, hook, call, bucket_mb, job))
     for peer in peers:
         try:
             backend = open_torch(peer, comm.rank, job.timeout)
         except Unavailable as reason:
-            found += [Seen(f"{peer}, {name}", True, str(reason)) for name in ("BF16", "FP32")]
+            found += [Seen(f"{peer}, {name}", str(reason)) for name in ("BF16", "FP32")]
             continue
         theirs = (("BF16", bf16_compress_hook, gradients.bf16_hook), ("FP32", allreduce_hook, gradients.fp32))
         for name, their_hook, way in theirs:
             alone = functools.partial(way, group=backend.group)
-            found.append(Seen(f"{peer}, {name}", True))
+            found.append(Seen(f"{peer}, {name}"))
             place = (backend.group, backend.device, backend.group, their_hook)
             trained.append(_Trained(found[-1], *place, alone, bucket_mb, job))
     for each in trained:
@@ -196,7 +192,7 @@ def _result(bucket_mb: float, ranks: Sequence[Seen]) -> dict[str, Any]:
         "exposed": 1e6 * exposed.median,
         "exposed_low": 1e6 * exposed.low if exposed.low > -1e9 else None,
         "exposed_high": 1e6 * exposed.high if exposed.high < 1e9 else None,
-        "predicted": 1e6 * predict(backward, first.buckets, alone.__getitem__, first.overlaps),
+        "predicted": 1e6 * predict(backward, first.buckets, alone.__getitem__),
     }
 
 
@@ -219,7 +215,6 @@ def tables(report: Report) -> Iterator[Table | str]:
     yield ""
     yield (
         "Exposed: a backward pass with communication less one without, the slowest rank's. Predicted: from the calls' "
-        "times alone, as if they had hardware of their own; tricoll's hooks return when the average is there, so that "
-        "all of their time is exposed. Where ranks share cores, so do calls and backward pass."
+        "times alone, as if they had hardware of their own. Where ranks share cores, so do calls and backward pass."
     )
     yield from (f"Not measured: {text}" for text in report.unavailable)

@@ -13,15 +13,13 @@ from tricoll.bench.cli import app
 def test_prediction_by_hand():
     seconds = lambda nbytes: 1.0 + nbytes / 10  # a call costs 1 s, and 1 s for 10 bytes
     # One bucket is ready at the end: nothing is hidden.
-    assert overlap.predict(10.0, [40], seconds, overlaps=True) == 5.0
+    assert overlap.predict(10.0, [40], seconds) == 5.0
     # Ready at 5 and 10; each takes 3 s: the first is hidden.
-    assert overlap.predict(10.0, [20, 20], seconds, overlaps=True) == 3.0
+    assert overlap.predict(10.0, [20, 20], seconds) == 3.0
     # Ready at 2.5, 5, 7.5 and 10; each takes 2 s.
-    assert overlap.predict(10.0, [10] * 4, seconds, overlaps=True) == 2.0
+    assert overlap.predict(10.0, [10] * 4, seconds) == 2.0
     # Ready every 0.25 s, each takes 1.1 s and waits for the one before: 0.25 + 40 x 1.1 - 10.
-    assert math.isclose(overlap.predict(10.0, [1] * 40, seconds, overlaps=True), 34.25)
-    # Calls that do not overlap are exposed.
-    assert overlap.predict(10.0, [20, 20], seconds, overlaps=False) == 6.0
+    assert math.isclose(overlap.predict(10.0, [1] * 40, seconds), 34.25)
 
 
 def test_what_is_measured(pool):
@@ -36,7 +34,6 @@ def test_what_is_measured(pool):
         assert len(seen.buckets) > 1
         assert set(seen.alone) == set(seen.buckets)
         assert len(seen.with_) == len(seen.without) == 2
-        assert seen.overlaps
 
 
 def test_the_command(tmp_path):

@@ -5,11 +5,14 @@ import copy
 import datetime
 import functools
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 import tricoll
@@ -459,3 +462,48 @@ def absent_in_backward(comm, static):
 @pytest.mark.parametrize("static", [False, True])
 def test_a_late_rank_is_an_error_out_of_backward(pool, static):
     assert pool(2).run(absent_in_backward, static, timeout=1, limit=60) == [True, None]
+
+
+class OneBucket:
+    """As much of a bucket as hooks look at."""
+
+    def __init__(self, buffer):
+        self.tensor = buffer
+
+    def buffer(self):
+        return self.tensor
+
+    def set_buffer(self, buffer):
+        self.tensor = buffer
+
+    def index(self):
+        return 0
+
+
+def peak_of(call):
+    """By how many bytes a call raises the memory of this process while it goes on."""
+    status = lambda name: int(re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+    call()  # what stays from the first time on does not count
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    call()
+    return status("VmHWM") - before
+
+
+def memory(comm):
+    dist.init_process_group("gloo")
+    buffer, stats = torch.zeros(1 << 24), ddp.GradientStats(comm)
+    hooks = {
+        "bf16": lambda: ddp.bf16_hook(comm, OneBucket(buffer)).wait(),
+        "fp32": lambda: ddp.fp32_hook(comm, OneBucket(buffer)).wait(),
+        "stats": lambda: ddp.bf16_hook(stats, OneBucket(buffer)).wait(),
+        "torch": lambda: bf16_compress_hook(dist.group.WORLD, OneBucket(buffer)).wait(),
+    }
+    return {name: peak_of(hook) for name, hook in hooks.items()}
+
+
+def test_no_temporary_as_large_as_a_bucket(pool):
+    """64 MiB of FP32 gradients. PyTorch's BF16 hook makes a copy in BF16, so what is measured is there to be seen."""
+    for peaks in pool(2).run(memory, limit=100):
+        assert max(peaks[name] for name in ("bf16", "fp32", "stats")) < 8 << 20, peaks
+        assert peaks["torch"] > 30 << 20, peaks

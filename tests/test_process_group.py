@@ -468,6 +468,34 @@ def test_init_and_destroy_again_and_again(pool):
     assert pool(3).run(again, limit=100) == [[3.0 * k + 3 for k in range(8)]] * 3
 
 
+def other_ranks(comm):
+    """In one store, a group with a name that another one had, which had other ranks."""
+    for members in ([0, 2], [0, 1, 2], [1, 2], [0, 1]):
+        dist.init_process_group("tricoll", pg_options={"slot_bytes": 1 << 14})
+        group = dist.new_group(members, pg_options={"slot_bytes": 1 << 14})
+        x = torch.ones(5)
+        if comm.rank in members:
+            dist.all_reduce(x, group=group)
+            assert x[0] == len(members)
+        dist.destroy_process_group()
+
+
+def test_a_group_is_not_taken_for_an_earlier_one_of_its_name(pool):
+    pool(3).run(other_ranks, limit=60)
+
+
+def late_for_a_group(comm):
+    dist.init_process_group("tricoll")
+    if comm.rank == 0:
+        with pytest.raises(tricoll.CollectiveTimeout, match=r"rank 0: ranks \[1\] of 2 did not come to make the group"):
+            dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1))
+    comm.barrier()
+
+
+def test_a_group_that_a_rank_does_not_make(pool):
+    pool(3).run(late_for_a_group, limit=60)
+
+
 def sub_groups(comm):
     dist.init_process_group("tricoll")
     count = lambda: (len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")))
@@ -488,7 +516,8 @@ def sub_groups(comm):
 def test_nothing_grows_with_groups(pool):
     for seen in pool(2).run(sub_groups, limit=100):
         (files, threads), (files_early, threads_early) = seen[-1], seen[4]  # PyTorch's own come and stay
-        assert files <= files_early and threads <= threads_early, seen
+        # A thread may be on its way out, or PyTorch's next one have come; 15 groups would leave 15.
+        assert files <= files_early and threads <= threads_early + 3, seen
 
 
 def wrong_options(comm):

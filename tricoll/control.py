@@ -164,8 +164,8 @@ class Control:
             )
         if absent:
             return CollectiveTimeout(
-                f"rank {rank}, {what}: ranks {absent} did not take part within {self.timeout:g} s. They are late "
-                f"or stuck; tricoll.init(timeout=...) sets how long to wait.{detail}"
+                f"rank {rank}, {what}: ranks {absent} did not take part within the timeout of {self.timeout:g} s. They "
+                f"are late or stuck; tricoll.init(timeout=...) sets how long to wait.{detail}"
             )
         return CollectiveTimeout(
             f"rank {rank}, {what}: all ranks took part, and none could go on within the timeout.{detail}"

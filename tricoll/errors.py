@@ -1,4 +1,8 @@
-"""What can go wrong in a collective. Wrong arguments are ``ValueError`` and ``TypeError``, raised before data move."""
+"""What can go wrong in a collective. Wrong arguments are ``ValueError`` and ``TypeError``, raised before data move.
+
+Whatever :func:`tricoll.simulate` raises has an attribute ``trace``: what happened up to then, a list of
+:class:`tricoll.fabric.base.Event`.
+"""
 
 
 class CollectiveError(RuntimeError):

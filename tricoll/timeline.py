@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import collections
-import json
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
+from . import chrome
 from .work import Work
 
 KEPT = 200  # backward passes
@@ -75,19 +74,17 @@ class Timeline:
 
     def chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the steps as JSON for chrome://tracing or https://ui.perfetto.dev, times in microseconds."""
-        events: list[dict[str, Any]] = [_name(self.rank, track, name) for track, name in enumerate(TRACKS)]
+        events = [chrome.name(self.rank, track, name) for track, name in enumerate(TRACKS)]
         for number, step in enumerate(self.steps):
             first = min((b.ready for b in step.buckets), default=step.backward_end)
-            events.append(
-                _event(self.rank, 0, f"backward {number}, from its first bucket on", first, step.backward_end)
-            )
+            what = f"backward {number}, from its first bucket on"
+            events.append(chrome.span(self.rank, 0, what, first, step.backward_end))
             for b in step.buckets:
                 details = {"bytes": b.nbytes, "waited_us": round(1e6 * (b.start - b.ready), 1)}
-                events.append(_event(self.rank, 1, f"bucket {b.index}", b.start, b.end, details))
+                events.append(chrome.span(self.rank, 1, f"bucket {b.index}", b.start, b.end, details))
             if step.exposed:
-                events.append(_event(self.rank, 2, "exposed", step.backward_end, step.end))
-        with open(path, "w") as file:
-            json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
+                events.append(chrome.span(self.rank, 2, "exposed", step.backward_end, step.end))
+        chrome.write(path, events)
 
     def plot(self, path: str | os.PathLike[str], step: int = -1) -> None:
         """Draw one step (the last by default) as a picture, in the format that the path's ending names.
@@ -118,17 +115,6 @@ class Timeline:
 
 
 TRACKS = ("backward", "communication", "exposed communication")
-
-
-def _name(rank: int, track: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}}
-
-
-def _event(
-    rank: int, track: int, name: str, start: float, end: float, details: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    event = {"ph": "X", "name": name, "pid": rank, "tid": track, "ts": 1e6 * start, "dur": 1e6 * (end - start)}
-    return event | {"args": details or {}}
 
 
 @dataclass

@@ -224,7 +224,8 @@ def simulate(
         The results and statistics of each rank, the virtual time in seconds, and the trace.
 
     Raises:
-        What ``fn`` raised. A deadlock is a CollectiveTimeout that says who waits for whom.
+        What ``fn`` raised. A deadlock is a CollectiveTimeout that says who waits for whom. Its ``trace`` has what
+        happened up to then, see :mod:`tricoll.trace`.
     """
     chosen = settings_for(node_size=node_size, **settings)
     links = profile if isinstance(profile, Mapping) else {"intra": profile or LinkProfile()}

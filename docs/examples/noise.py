@@ -1,4 +1,4 @@
-"""Train with clipping, skipped overflows and a measured noise scale. Start with: torchrun --nproc-per-node=4 noise.py"""
+"""Clipping, skipped overflows and a noise scale that is measured: torchrun --nproc-per-node=4 noise.py"""
 
 import torch
 import torch.distributed as dist

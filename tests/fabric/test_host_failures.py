@@ -181,7 +181,7 @@ def test_a_refused_call_is_an_error_on_all_ranks(pool, check):
         except (TypeError, tricoll.CollectiveMismatch) as error:
             return type(error), str(error), comm.all_reduce(torch.ones(1)).item()
 
-    for rank, (kind, text, after) in enumerate(pool(3).run(work, check=check)):
+    for rank, (kind, text, after) in enumerate(pool(3).run(work, check=check, timeout=TIMEOUT)):
         assert kind is (TypeError if rank == 2 else tricoll.CollectiveMismatch)
         assert "median" in text and after == 3.0
 

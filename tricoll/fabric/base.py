@@ -145,9 +145,14 @@ class Streams(Protocol):
 
 @dataclass
 class Event:
-    """One thing that a simulated program did, for pictures. Times are virtual seconds."""
+    """One thing that a simulated program did, for pictures. Times are virtual seconds.
 
-    kind: str  # "put", "store", "signal" or "wait"
+    ``kind`` is "put" (a put-with-signal), "store" (data or a flag in a mapped peer's memory), "signal" (a flag alone),
+    "wait", or "stuck": a wait that gave up, which has no end. A message leaves from ``start`` to ``end`` and is there
+    at ``arrival``. ``peer`` is who it goes to, or who was waited for; -1 if that is not known.
+    """
+
+    kind: str
     rank: int
     channel: int
     peer: int
@@ -155,3 +160,4 @@ class Event:
     start: float
     end: float
     arrival: float = field(default=0.0)
+    note: str = ""  # what a stuck program waits for

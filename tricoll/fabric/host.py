@@ -227,6 +227,21 @@ class HostFabric:
         self._maps.clear()
 
 
+def unavailable() -> str | None:
+    """Why this fabric cannot be used on this machine, and what to do; None if it can."""
+    try:
+        fd = reserve(SLOTS * SLOT_BYTES)
+    except OSError as error:
+        return explain_allocation(error, SLOTS * SLOT_BYTES)
+    try:
+        os.close(os.open(f"/proc/{os.getpid()}/fd/{fd}", os.O_RDWR))
+    except OSError as error:
+        return f"cannot open /proc/PID/fd, through which ranks find each other's memory: {error.strerror}"
+    finally:
+        os.close(fd)
+    return None
+
+
 def reserve(size: int) -> int:
     """A nameless file of ``size`` bytes in /dev/shm, all of them allocated. Returns its descriptor."""
     fd = os.open(SHM, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -24,7 +24,7 @@ import torch
 from greenlet import getcurrent, greenlet
 
 from tricoll.errors import CollectiveError, CollectiveTimeout, MemoryModelViolation
-from tricoll.kernels import jit
+from tricoll.kernels import jit, link
 from tricoll.kernels.jit import Kernel, Pointer
 
 from .base import Counters, Event, Heap, LinkProfile
@@ -156,25 +156,37 @@ class World:
         self.heaps: list[list[torch.Tensor]] = [[] for _ in range(size)]  # per rank, in order of allocation
         self.left = [sys.maxsize] * size  # in how many calls a rank had taken part when it ended
         self.busy: dict[tuple[int, bool], float] = {}  # when a rank's port, inside its node or out, is free again
-        self.arrival: dict[int, float] = {}  # when the last flag in a word arrived
+        self.arrival: dict[int, tuple[float, int]] = {}  # when the last flag in a word arrived, and from whom
         self.clock: dict[tuple[int, int], float] = {}  # of a rank's channel
         self.trace: list[Event] = []
+        self.gave_up: set[tuple[int, int]] = set()  # ranks and channels
 
     def link(self, source: int, target: int) -> LinkProfile:
         return self.intra if source // self.node_size == target // self.node_size else self.inter
 
-    def send(self, kind: str, rank: int, channel: int, peer: int, nbytes: int, flag: int) -> float:
-        """Account for a message; returns when the sender is through with it."""
+    def send(self, kind: str, rank: int, channel: int, peer: int, nbytes: int, flag: int, shown: bool = True) -> float:
+        """Account for a message; returns when the sender is through with it. ``shown``: in the trace."""
         now, link = self.clock[rank, channel], self.link(rank, peer)
         port = rank, rank // self.node_size == peer // self.node_size
         start = max(now, self.busy.get(port, 0.0)) if nbytes else now
         end = start + nbytes / link.beta
         if nbytes:
             self.busy[port] = end
-        self.arrival[flag] = end + link.alpha
-        if len(self.trace) < MAX_EVENTS:
-            self.trace.append(Event(kind, rank, channel, peer, nbytes, start, end, end + link.alpha))
+        self.arrival[flag] = end + link.alpha, rank
+        if shown:
+            self.record(Event(kind, rank, channel, peer, nbytes, start, end, end + link.alpha))
         return end
+
+    def record(self, event: Event) -> None:
+        if len(self.trace) < MAX_EVENTS:
+            self.trace.append(event)
+
+    def stuck(self, rank: int, channel: int, peer: int, note: str) -> None:
+        """A program has given up waiting. What that brings about, on the same rank, is not recorded."""
+        if (rank, channel) not in self.gave_up:
+            self.gave_up.add((rank, channel))
+            now = self.clock.get((rank, channel), 0.0)
+            self.record(Event("stuck", rank, channel, peer, 0, now, now, now, note))
 
 
 class SimProgram(CpuProgram):
@@ -190,6 +202,7 @@ class SimProgram(CpuProgram):
         self.staged = False  # own heap written since the last barrier
         self.looked = False  # own heap read since the last barrier
         self.acquired = False  # a flag seen since the last barrier
+        self.over = False  # a wait has given up: what is sent now says so to others
 
     # What the threads of a CTA may and may not do between two barriers.
 
@@ -234,7 +247,7 @@ class SimProgram(CpuProgram):
             self.violation("frees a slot that other threads may still be reading: no CTA barrier after the read")
         self.counters.add(nbytes)
         key = (self.rank, self.channel)
-        self.world.clock[key] = self.world.send("store", *key, peer, nbytes, where)
+        self.world.clock[key] = self.world.send("store", *key, peer, nbytes, where, shown=not self.over)
         self.flush()
         store_word(where, word)
         self.scheduler.step_aside()
@@ -272,7 +285,7 @@ class SimProgram(CpuProgram):
         pe = integer(pe)
         self.counters.add(nbytes)
         where = self.elsewhere(flag, pe)
-        self.world.send(kind, self.rank, self.channel, pe, nbytes, where)
+        self.world.send(kind, self.rank, self.channel, pe, nbytes, where, shown=not self.over)
         put = Put(self.rank, self.elsewhere(dest, pe), address(source), nbytes, where, integer(word))
         self.scheduler.puts.append(put)
         if self.scheduler.adversarial:
@@ -283,22 +296,25 @@ class SimProgram(CpuProgram):
     def wait(self, *arguments: Any) -> Any:
         self.scheduler.step_aside()
         self.acquired = True
-        return super().wait(*arguments)
+        word = super().wait(*arguments)
+        self.over |= integer(word) < 0
+        return word
 
     def await_words(self, *arguments: Any) -> tuple[Any, Any]:
         self.scheduler.step_aside()
-        return super().await_words(*arguments)
+        code, seen = super().await_words(*arguments)
+        self.over |= integer(code) != 0
+        return code, seen
 
     def block(self, over: Callable[[], bool], timeout: float) -> bool:
         return self.scheduler.block(over)
 
     def seen(self, flag: int) -> None:
         key = (self.rank, self.channel)
-        now, arrival = self.world.clock[key], self.world.arrival.get(flag, 0.0)
+        now, (arrival, sender) = self.world.clock[key], self.world.arrival.get(flag, (0.0, -1))
         if arrival > now:
             self.world.clock[key] = arrival
-            if len(self.world.trace) < MAX_EVENTS:
-                self.world.trace.append(Event("wait", self.rank, self.channel, self.rank, 0, now, arrival, arrival))
+            self.world.record(Event("wait", self.rank, self.channel, sender, 0, now, arrival, arrival))
 
 
 class SimFabric:
@@ -352,11 +368,20 @@ class SimFabric:
             tasks.append(self.world.scheduler.spawn(f"rank {self.rank} channel {c}", body(program)))
         while not all(t.greenlet.dead for t in tasks):
             self.world.scheduler.block(lambda: all(t.greenlet.dead for t in tasks))
+        self._record_stuck(arguments.get("status"))
         end = max(self.world.clock[self.rank, c] for c in range(channels))
         for c in range(channels):
             self.world.clock[self.rank, c] = end
         if errors:
             raise errors[0]
+
+    def _record_stuck(self, status: torch.Tensor | None) -> None:
+        # From the status blocks of a kernel, see fail() of kernels/link.py.
+        for channel, words in enumerate([] if status is None else status.tolist()):
+            code, peer, message, _, _, waits_for = words[:6]
+            if code in (link.TIMED_OUT, link.ABORTED):
+                what = "data" if waits_for else "a free slot"
+                self.world.stuck(self.rank, channel, peer, f"waits for {what} from rank {peer} (message {message})")
 
     def quiet(self) -> None:
         puts = self.world.scheduler.puts
@@ -371,7 +396,11 @@ class SimFabric:
         return self.world.board.get((rank, slot), (0, ""))
 
     def pause(self, until: Callable[[], bool], timeout: float) -> bool:
-        return self.world.scheduler.block(until) and until()
+        if self.world.scheduler.block(until) and until():
+            return True
+        if not any(rank == self.rank for rank, _ in self.world.gave_up):  # else it asks the others why
+            self.world.stuck(self.rank, 0, -1, "waits for other ranks, outside of a kernel")
+        return False
 
     def dead(self) -> list[int]:
         return [r for r, calls in enumerate(self.world.left) if calls < self.sequence]
@@ -391,6 +420,11 @@ class Simulation:
     stats: list[dict[str, Any]]  # comm.stats() of each rank at its end
     virtual_time: float  # seconds, of the slowest channel
     trace: list[Event]  # what happened, up to a million events
+
+
+def unavailable() -> str | None:
+    """Why this fabric cannot be used on this machine; None, since it needs nothing but this process."""
+    return None
 
 
 def simulate(
@@ -442,5 +476,6 @@ def simulate(
         )
         if hasattr(error, "add_note"):
             error.add_note(f"in the simulation: rank {rank} of {world_size}, seed {seed}")
+        error.trace = world.trace  # type: ignore[attr-defined]
         raise error
     return Simulation(results, stats, max(world.clock.values(), default=0.0), world.trace)
