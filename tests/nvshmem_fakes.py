@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from enqueued import Streams
 
-from tricoll.fabric import cuda, nvshmem, symmetric
+from tricoll.fabric import cuda, gpus, nvshmem, symmetric
 
 
 class NVSHMEMError(Exception):
@@ -155,8 +155,9 @@ def installed(fake):
         patch.setattr(torch.cuda, "synchronize", lambda device=None: fake.call("synchronize"))
         patch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(synchronize=lambda: None))
         patch.setattr(nvshmem, "unavailable", lambda: None)
+        patch.setattr(nvshmem, "_version", lambda package: fake.version)
         patch.setattr(nvshmem.socket, "gethostname", lambda: fake.host)
-        patch.setattr(nvshmem, "device_of", lambda index: torch.device("cpu"))
+        patch.setattr(gpus, "device_of", lambda index: torch.device("cpu"))
         patch.setattr(cuda, "CudaStreams", lambda device: Streams())
         patch.setattr(cuda, "Launcher", Launcher)
         patch.setattr(cuda, "words_at", words_at)

@@ -111,7 +111,6 @@ def streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now[-1])
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
     monkeypatch.setattr(torch, "zeros", unpinned(torch.zeros))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: self)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: driver)
     capturing = [False]
     made = cuda.CudaStreams(torch.device("cpu"))
@@ -130,6 +129,9 @@ def test_status_is_read_over_a_stream_of_its_own_and_during_anybodys_capture(str
     assert streams.read(blocks) == [block.tolist() for block in blocks]
     assert streams._copies.log == ["synchronize"] * 2
     assert streams.modes == [0, 2, 0, 2, 0], "relaxed while it copies, then as before"
+    assert streams._spare.numel() == cuda.MIRRORED - 32
+    many = [torch.full((64, 8), k) for k in range(40)]  # more than there is memory for
+    assert streams.read([*blocks, *many]) == [block.tolist() for block in [*blocks, *many]]
     word = torch.zeros(3, dtype=torch.int64)
     streams.write([word[:1], word[2:]], 5)
     assert word.tolist() == [5, 0, 5]
@@ -151,7 +153,6 @@ def test_memory_is_kept_for_streams_of_its_own_only(streams):
 def test_tables_are_not_copied_during_a_capture(streams):
     table = torch.arange(5)
     assert torch.equal(streams.upload(table), table)
-    assert streams._copies.log == ["synchronize"]
     streams.capture[0] = True
     with pytest.raises(RuntimeError, match="make the same call once before the capture"):
         streams.upload(table)

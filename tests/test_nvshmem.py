@@ -11,7 +11,7 @@ import torch
 from nvshmem_fakes import Fake, Launcher, fabric, installed
 
 from tricoll import gpu, workspace
-from tricoll.fabric import arena, nvshmem, symmetric
+from tricoll.fabric import arena, gpus, nvshmem, symmetric
 from tricoll.kernels import ring
 
 
@@ -298,22 +298,22 @@ def test_a_rank_that_ends_is_seen(pool):
 
 
 def test_which_gpu():
-    assert nvshmem.choose_device({"LOCAL_RANK": "3"}, 8, 0) == 3
-    assert nvshmem.choose_device({"LOCAL_RANK": "3"}, 1, 0) == 0, "CUDA_VISIBLE_DEVICES leaves one"
-    assert nvshmem.choose_device({"LOCAL_RANK": "3"}, 8, 5) == 5, "the program has chosen"
-    assert nvshmem.choose_device({}, 8, 0) == 0
+    assert gpus.choose_device({"LOCAL_RANK": "3"}, 8, 0) == 3
+    assert gpus.choose_device({"LOCAL_RANK": "3"}, 1, 0) == 0, "CUDA_VISIBLE_DEVICES leaves one"
+    assert gpus.choose_device({"LOCAL_RANK": "3"}, 8, 5) == 5, "the program has chosen"
+    assert gpus.choose_device({}, 8, 0) == 0
     with pytest.raises(ValueError, match=r"LOCAL_RANK is '8', and this process sees 8 GPUs"):
-        nvshmem.choose_device({"LOCAL_RANK": "8"}, 8, 0)
+        gpus.choose_device({"LOCAL_RANK": "8"}, 8, 0)
 
 
 def test_nodes(caplog):
-    assert nvshmem.node_size(["a"] * 4) == 0
-    assert nvshmem.node_size(["a", "a", "b", "b"]) == 2
-    assert nvshmem.node_size(["a", "b", "c"]) == 1
+    assert gpus.node_size(["a"] * 4) == 0
+    assert gpus.node_size(["a", "a", "b", "b"]) == 2
+    assert gpus.node_size(["a", "b", "c"]) == 1
     assert not caplog.records
     for hosts in (["a", "b", "a", "b"], ["a", "a", "b"], ["a", "b", "b"], ["a", "a", "b", "c"], list("aabbaa")):
         caplog.clear()
-        assert nvshmem.node_size(hosts) == 0
+        assert gpus.node_size(hosts) == 0
         assert "not the same number on each" in caplog.text
 
 
@@ -344,6 +344,18 @@ def test_versions_that_do_not_fit(monkeypatch):
     assert nvshmem.versions() is None
     have["nvidia-nvshmem-cu12"] = "3.2.5"
     assert nvshmem.versions() == "NVSHMEM is 3.2.5; tricoll needs 3.4 or newer"
+
+
+def test_a_host_library_that_is_not_the_kernels(monkeypatch):
+    monkeypatch.setattr(nvshmem, "_version", {"nvidia-nvshmem-cu13": "3.8.0"}.get)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert nvshmem.libraries("3.8.2", {}) is None
+    assert nvshmem.libraries("3.6.0", {"TRICOLL_NVSHMEM_BITCODE": "other.bc"}) is None
+    said = nvshmem.libraries("3.6.0", {})
+    assert (
+        said.startswith("NVSHMEM's host library that was loaded is 3.6.0, and kernels get")
+        and "LD_LIBRARY_PATH" in said
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

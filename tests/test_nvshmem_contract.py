@@ -11,7 +11,7 @@ import triton
 from triton.backends.nvidia import compiler as nvidia
 
 from tricoll import bitcode, gpu
-from tricoll.fabric import cuda, nvshmem, symmetric
+from tricoll.fabric import cuda, gpus, nvshmem, symmetric
 from tricoll.kernels import ring
 
 try:
@@ -24,7 +24,7 @@ try:
 except ImportError as error:
     pytest.skip(f"{error}: pip install 'tricoll[cu13]'", allow_module_level=True)
 
-SOURCES = {path.stem: path for path in (Path(m.__file__) for m in (cuda, nvshmem, symmetric))}
+SOURCES = {path.stem: path for path in (Path(m.__file__) for m in (cuda, gpus, nvshmem, symmetric))}
 
 
 def uses():
@@ -71,8 +71,8 @@ def test_all_uses_were_found():
 
 def test_numbers_mean_what_their_names_say():
     driver, bindings = PACKAGES["driver"], PACKAGES["bindings"]
-    assert driver.CUdevice_P2PAttribute(nvshmem.NATIVE_ATOMICS).name.endswith("NATIVE_ATOMIC_SUPPORTED")
-    assert driver.CUpointer_attribute(nvshmem.DEVICE_POINTER).name == "CU_POINTER_ATTRIBUTE_DEVICE_POINTER"
+    assert driver.CUdevice_P2PAttribute(gpus.NATIVE_ATOMICS).name.endswith("NATIVE_ATOMIC_SUPPORTED")
+    assert driver.CUpointer_attribute(gpus.DEVICE_POINTER).name == "CU_POINTER_ATTRIBUTE_DEVICE_POINTER"
     assert driver.CUstreamCaptureMode(cuda.RELAXED).name == "CU_STREAM_CAPTURE_MODE_RELAXED"
     inspect.signature(driver.cuThreadExchangeStreamCaptureMode).bind(0)
     names = {status.name for status in bindings.Init_status if int(status) in symmetric.INITIALISED}

@@ -257,10 +257,10 @@ class StreamQueue:
         try:
             if self._all_done(waiting, patience):
                 return True
-            self.stop()
             for mark in waiting:
                 if mark.failure is None and not self.done(mark):
                     mark.failure = CollectiveError(f"{mark.what} was given up: {reason}")
+            self.stop()
             return self._all_done(waiting, WAY_OUT)
         except RuntimeError as error:  # whatever has gone wrong on the device is for its own call to say
             log.warning("the device cannot be asked whether calls are over: %s", error)

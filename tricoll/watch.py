@@ -92,6 +92,11 @@ class Watch:
         self._closed.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+            with self._queue.lock:
+                given_up = any(mark.failure for mark in self._queue.pending)
+            if not given_up:
+                with contextlib.suppress(Exception):
+                    self.look()  # an error that nobody has asked for is at least logged
 
     # What a call asks.
 

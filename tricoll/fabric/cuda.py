@@ -19,6 +19,7 @@ from tricoll import gpu
 from tricoll.errors import CollectiveError
 
 MIN_CAPABILITY = (8, 0)  # Ampere: the first with hardware BF16 conversion
+MIRRORED = 1 << 14  # words of status blocks that there is pinned memory for, to begin with: 128 blocks of 16 channels
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -117,7 +118,9 @@ class CudaStreams:
         self.device = device
         self._own: dict[Any, torch.cuda.Stream] = {}
         self._copies = torch.cuda.Stream(device)
-        self._mirrors: list[torch.Tensor] = []  # in pinned memory, for read()
+        # In pinned memory, which is better not asked for while kernels wait for other ranks.
+        self._spare = torch.zeros(MIRRORED, dtype=torch.int64, pin_memory=True)
+        self._mirrors: list[torch.Tensor] = []  # for read()
         self._word = torch.zeros(1, dtype=torch.int64, pin_memory=True)
 
     def current(self) -> Any:
@@ -160,14 +163,16 @@ class CudaStreams:
                 "CUDA graph is captured: make the same call once before the capture"
             )
         with torch.cuda.stream(self._copies):
-            made = values.pin_memory().to(self.device, non_blocking=True)
-            self._copies.synchronize()
-        return made
+            return values.to(self.device)
 
     def read(self, words: Sequence[torch.Tensor]) -> list[list[list[int]]]:
         with unrestricted(), torch.cuda.stream(self._copies):
             for tensor in words[len(self._mirrors) :]:
-                self._mirrors.append(torch.zeros(tensor.shape, dtype=tensor.dtype, pin_memory=True))
+                size = tensor.numel()
+                if self._spare.numel() < size:
+                    self._spare = torch.zeros(max(size, MIRRORED), dtype=torch.int64, pin_memory=True)
+                self._mirrors.append(self._spare[:size].view(tensor.shape))
+                self._spare = self._spare[size:]
             for mirror, tensor in zip(self._mirrors, words):
                 mirror.copy_(tensor, non_blocking=True)
             self._copies.synchronize()

@@ -23,7 +23,7 @@ from tricoll import bitcode, gpu
 from tricoll.dispatch import Settings
 from tricoll.errors import CollectiveError, HeapExhausted
 
-from . import cuda, symmetric
+from . import cuda, gpus, symmetric
 from .agree import check_same, exchange
 from .base import Counters, Heap
 from .board import StoreBoard, pause
@@ -32,8 +32,6 @@ from .processes import Processes
 log = logging.getLogger("tricoll")
 
 LEFT = 7  # the board slot in which a rank says, when it closes, how many calls it took part in
-NATIVE_ATOMICS = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
-DEVICE_POINTER = 3  # CU_POINTER_ATTRIBUTE_DEVICE_POINTER
 OLDEST = (3, 4)  # NVSHMEM
 
 
@@ -70,48 +68,26 @@ def versions() -> str | None:
     return None
 
 
+def libraries(loaded: str, environ: Mapping[str, str]) -> str | None:
+    """Why kernels' device library does not fit the host library that is ``loaded``, or None.
+
+    NVSHMEM compares them itself when a kernel is loaded; this says it before ranks wait for each other.
+    """
+    wheel = _version("nvidia-nvshmem-cu" + (torch.version.cuda or "13").partition(".")[0])
+    if wheel is None or "TRICOLL_NVSHMEM_BITCODE" in environ or loaded.split(".")[:2] == wheel.split(".")[:2]:
+        return None
+    return (
+        f"NVSHMEM's host library that was loaded is {loaded}, and kernels get the device library of the installed "
+        f"wheel, {wheel}. Both must be of one release: look at LD_LIBRARY_PATH and NVSHMEM_HOME, or name the loaded one's "
+        "device library in TRICOLL_NVSHMEM_BITCODE"
+    )
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def choose_device(environ: Mapping[str, str], count: int, chosen: int) -> int:
-    """Which GPU this process takes: the one that the program has chosen, else LOCAL_RANK's, else the only one.
-
-    ``count``: how many it sees; ``chosen``: ``torch.cuda.current_device()``, 0 if the program has not chosen.
-    """
-    local = environ.get("LOCAL_RANK")
-    if chosen or count == 1 or local is None:
-        return chosen
-    if not local.isdigit() or int(local) >= count:
-        raise ValueError(
-            f"LOCAL_RANK is {local!r}, and this process sees {count} GPUs: start no more ranks a machine than it has "
-            "GPUs (torchrun --nproc-per-node), or look at CUDA_VISIBLE_DEVICES"
-        )
-    return int(local)
-
-
-def device_of(index: int) -> torch.device:
-    """The GPU that this process sees as ``index``."""
-    return torch.device("cuda", index)
-
-
-def node_size(hosts: Sequence[str]) -> int:
-    """Ranks a node, by the hosts of ranks 0, 1, ...; 0 if all are on one, or nodes are not alike (with a warning)."""
-    size = next((r for r, host in enumerate(hosts) if host != hosts[0]), 0)
-    if not size:
-        return 0
-    nodes = [set(hosts[at : at + size]) for at in range(0, len(hosts), size)]
-    if len(hosts) % size or any(len(node) > 1 for node in nodes) or len(set().union(*nodes)) != len(nodes):
-        log.warning(
-            "ranks 0, 1, ... are on hosts %s: not the same number on each, one after the other. algo='hierarchical' is "
-            "not used; tricoll.init(node_size=...) says otherwise",
-            list(hosts),
-        )
-        return 0
-    return size
 
 
 class NvshmemFabric:
@@ -127,10 +103,10 @@ class NvshmemFabric:
         if reason := unavailable():
             raise CollectiveError(f"rank {rank}: the nvshmem fabric cannot be used: {reason}")
         self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
-        index = choose_device(os.environ, torch.cuda.device_count(), torch.cuda.current_device())
+        index = gpus.choose_device(os.environ, torch.cuda.device_count(), torch.cuda.current_device())
         torch.cuda.set_device(index)
         self._index = index
-        self.device = device_of(index)
+        self.device = gpus.device_of(index)
         self.counters = Counters()
         self.sequence = 0
         self.closed = self.stopped = False
@@ -138,7 +114,7 @@ class NvshmemFabric:
         self._launcher: cuda.Launcher | None = None
         self._board = StoreBoard(store, rank)
         self._processes = Processes()
-        me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": pci_address(index)}
+        me = {"host": socket.gethostname(), "pid": os.getpid(), "gpu": gpus.pci_address(index)}
         self._world, self._ranks = symmetric.world(store, rank, world_size, index, timeout, me)
         for r, info in enumerate(self._ranks):
             if r != rank and info["host"] == me["host"]:
@@ -156,19 +132,23 @@ class NvshmemFabric:
         here = self._ranks[self.rank]
         for r, info in enumerate(self._ranks):
             if reached[r] and r != self.rank and info["host"] == here["host"]:
-                reached[r] = atomics(self._index, info["gpu"])
-        multicast = self._pes == list(range(self._world.n_pes)) and readable(self._world.multicast(self._world.probe))
+                reached[r] = gpus.atomics(self._index, info["gpu"])
+        multicast = self._pes == list(range(self._world.n_pes)) and gpus.readable(
+            self._world.multicast(self._world.probe)
+        )
         return {"mapped": all(reached), "multicast": multicast}
 
     def settings(self) -> Settings:
         """What suits this fabric: what the compile gate has looked at, and the links and nodes that there are."""
-        return replace(gpu.GPU, mapped=self.mapped, node_size=node_size([info["host"] for info in self._ranks]))
+        return replace(gpu.GPU, mapped=self.mapped, node_size=gpus.node_size([info["host"] for info in self._ranks]))
 
     # Memory.
 
     def allocate(self, nbytes: int, agreed: Mapping[str, Any]) -> Heap:
         mapped = bool(agreed["mapped"])
         self._check_link(mapped)
+        if not mapped and (wrong := libraries(_library(), os.environ)):
+            raise CollectiveError(f"rank {self.rank}: {wrong}")
         offer = {"agreed": dict(agreed), "free": self._world.offer()}
         offers = exchange(self.store, self.rank, self.world_size, "heap", offer, self.timeout)
         check_same([o["agreed"] for o in offers])
@@ -289,44 +269,3 @@ def _library() -> str:
     from nvshmem import core
 
     return str(core.get_version().libnvshmem_version)
-
-
-def pci_address(index: int) -> str:
-    """The PCI address of a GPU that this process sees as ``index``: the same in every process of a machine."""
-    from cuda.bindings import driver
-
-    device = _answer(driver.cuDeviceGet(index), "cuDeviceGet")
-    return str(_answer(driver.cuDeviceGetPCIBusId(16, device), "cuDeviceGetPCIBusId").decode().rstrip("\0"))
-
-
-def atomics(index: int, other: str) -> bool:
-    """Whether GPU ``index`` can do atomic operations on the memory of the one with that PCI address, as the flags of
-    mapped links need; NVLink can, PCIe cannot. True if this process does not see the other one, and cannot ask."""
-    from cuda.bindings import driver
-
-    code, peer = driver.cuDeviceGetByPCIBusId(other.encode())
-    if int(code):
-        return True
-    attribute = driver.CUdevice_P2PAttribute(NATIVE_ATOMICS)
-    device = _answer(driver.cuDeviceGet(index), "cuDeviceGet")
-    return bool(_answer(driver.cuDeviceGetP2PAttribute(attribute, device, peer), "cuDeviceGetP2PAttribute"))
-
-
-def readable(address: int) -> bool:
-    """Whether Triton will take an address as a kernel's argument: it asks the driver for it as a pointer."""
-    if not address:
-        return False
-    from cuda.bindings import driver
-
-    code, _ = driver.cuPointerGetAttribute(driver.CUpointer_attribute(DEVICE_POINTER), address)
-    if int(code):
-        log.warning(
-            "the driver does not know the multicast address %#x (error %d): multimem is not used", address, code
-        )
-    return not int(code)
-
-
-def _answer(result: Any, what: str) -> Any:
-    code, *values = result
-    cuda.check_driver(int(code), what)
-    return values[0]
