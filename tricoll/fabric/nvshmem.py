@@ -78,8 +78,8 @@ def libraries(loaded: str, environ: Mapping[str, str]) -> str | None:
         return None
     return (
         f"NVSHMEM's host library that was loaded is {loaded}, and kernels get the device library of the installed "
-        f"wheel, {wheel}. Both must be of one release: look at LD_LIBRARY_PATH and NVSHMEM_HOME, or name the loaded one's "
-        "device library in TRICOLL_NVSHMEM_BITCODE"
+        f"wheel, {wheel}. Both must be of one release: look at LD_LIBRARY_PATH and NVSHMEM_HOME, or name the loaded "
+        "one's device library in TRICOLL_NVSHMEM_BITCODE"
     )
 
 
