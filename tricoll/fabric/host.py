@@ -13,22 +13,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import mmap
 import os
-import select
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from tricoll.errors import CollectiveTimeout, HeapExhausted, PeerFailure
+from tricoll.errors import HeapExhausted, PeerFailure
 
+from .agree import check_same, exchange
 from .base import Heap
 from .cpu import address, integer, load_word, peek_word, store_word
 from .cpu_rank import RankFabric, RankProgram, Scratch
+from .processes import Processes
 
 SHM = "/dev/shm"
 SLOTS, SLOT_BYTES = 8, 4096  # of the board: a number, a length, and text
@@ -61,9 +60,7 @@ class HostFabric(RankFabric):
         super().__init__(rank, world_size, timeout, choice)
         self.store = store
         self._maps: list[mmap.mmap] = []
-        self._processes = select.poll()
-        self._rank_of: dict[int, int] = {}  # of a process's file descriptor
-        self._gone: set[int] = set()
+        self._processes = Processes()
 
     # Memory.
 
@@ -76,10 +73,10 @@ class HostFabric(RankFabric):
         except OSError as error:
             mine["error"] = explain_allocation(error, size)
         try:
-            ranks = self._exchange(mine)
+            ranks = self._exchange(mine, "segment")
             self._check_agreement(ranks)
             memory = [self._map(r, info, size) for r, info in enumerate(ranks)]
-            self._exchange("mapped", stage="mapped")
+            self._exchange("mapped", "mapped")
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -89,21 +86,8 @@ class HostFabric(RankFabric):
         words = self.heaps[self.rank][: nbytes // 8 * 8].view(torch.int64)
         return Heap(words, bases, multicast=words)
 
-    def _exchange(self, mine: Any, stage: str = "segment") -> list[Any]:
-        """Everybody's ``mine``, through the store. Raises CollectiveTimeout with the names of those missing."""
-        self.store.set(f"{stage}/{self.rank}", json.dumps(mine))
-        deadline = time.monotonic() + self.timeout
-        missing = list(range(self.world_size))
-        while missing:
-            missing = [r for r in missing if not self.store.check([f"{stage}/{r}"])]
-            if missing and time.monotonic() > deadline:
-                raise CollectiveTimeout(
-                    f"rank {self.rank}: ranks {missing} of {self.world_size} did not join within {self.timeout:g} s. "
-                    "Check that they have started; tricoll.init(timeout=...) sets how long to wait."
-                )
-            if missing:
-                time.sleep(0.002)
-        return [json.loads(self.store.get(f"{stage}/{r}")) for r in range(self.world_size)]
+    def _exchange(self, mine: Any, stage: str) -> list[Any]:
+        return exchange(self.store, self.rank, self.world_size, stage, mine, self.timeout)
 
     def _check_agreement(self, ranks: list[dict[str, Any]]) -> None:
         errors = [f"rank {r}: {info['error']}" for r, info in enumerate(ranks) if "error" in info]
@@ -111,22 +95,14 @@ class HostFabric(RankFabric):
             raise HeapExhausted("; ".join(errors))
         if len(hosts := {info["host"] for info in ranks}) > 1:
             raise ValueError(f"the host fabric needs all ranks on one machine, and these are on {sorted(hosts)}")
-        agreed = [info["agreed"] for info in ranks]
-        if differing := [name for name in agreed[0] if any(a.get(name) != agreed[0][name] for a in agreed)]:
-            each = "; ".join(f"{name} is {[a.get(name) for a in agreed]}" for name in differing)
-            raise ValueError(
-                f"the ranks do not have the same settings: {each} (of rank 0, 1, ...). Give tricoll.init the same "
-                "arguments, and set the same TRICOLL_ environment variables, on all of them"
-            )
+        check_same([info["agreed"] for info in ranks])
 
     def _map(self, rank: int, info: dict[str, Any], size: int) -> torch.Tensor:
         path = f"/proc/{info['pid']}/fd/{info['fd']}"
         try:
             fd = os.open(path, os.O_RDWR)
-            if rank != self.rank and hasattr(os, "pidfd_open"):
-                watch = os.pidfd_open(info["pid"])
-                self._processes.register(watch, select.POLLIN)
-                self._rank_of[watch] = rank
+            if rank != self.rank:
+                self._processes.watch(rank, info["pid"])
         except OSError as error:
             raise PeerFailure(
                 f"rank {self.rank}: cannot open {path}, the segment of rank {rank}: {error.strerror}. Its process has "
@@ -141,14 +117,10 @@ class HostFabric(RankFabric):
     # The others.
 
     def dead(self) -> list[int]:
-        with self._lock:
-            for fd, _ in self._processes.poll(0):
-                self._processes.unregister(fd)
-                os.close(fd)
-                self._gone.add(self._rank_of.pop(fd))
+        gone = self._processes.gone()
         left = {r: count - 1 for r, board in enumerate(self._board) if (count := peek_word(board + LEFT * SLOT_BYTES))}
         early = {r for r, calls in left.items() if calls < self.sequence}
-        return sorted(early | self._gone - left.keys())
+        return sorted(early | gone - left.keys())
 
     def quiet(self) -> None:
         """Puts are copies here, and have arrived."""
@@ -173,9 +145,7 @@ class HostFabric(RankFabric):
         self.closed = True
         if self._maps:
             self.post(LEFT, 1 + self.sequence, "")
-        for fd in self._rank_of:
-            os.close(fd)
-        self._rank_of.clear()
+        self._processes.close()
         self.heaps = []
         self.scratch = Scratch()
         for mapped in self._maps:
