@@ -34,6 +34,7 @@ BLOCKS_ELSEWHERE = {
         ("docs/pytorch.md", i): "tests/test_pytorch_examples.py finds it in docs/examples, and runs those"
         for i in range(8)
     },
+    **{("docs/gpu.md", i): "needs a GPU" for i in range(2)},
 }
 
 # Blocks that every rank of two runs, since they make a process group of their own.

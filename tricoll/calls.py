@@ -103,6 +103,12 @@ class Request:
     detail: Any = None  # what other ranks compare with theirs: rows to and from each rank
     shape: tuple[int, ...] = field(default=())
 
+    @property
+    def peer(self) -> int:
+        """The other rank of a send or recv."""
+        assert self.table is not None
+        return max(row.index(max(row)) for row in self.table[1::2] if max(row) >= 0)
+
 
 class Prepare:
     """Turns arguments into a :class:`Request`, or raises TypeError or ValueError."""
@@ -326,7 +332,7 @@ class Prepare:
             raise TypeError(f"{name} is {t.layout}: give its dense form")
         if t.dtype not in DTYPES.values():
             raise TypeError(f"{name} is {t.dtype}; supported are {sorted(DTYPES)}")
-        if t.device.type != self.device.type:
+        if t.device.type != self.device.type or self.device.index not in (None, t.device.index):
             raise ValueError(f"{name} is on {t.device}, and this communicator's ranks are on {self.device}")
 
     def types(self, x: torch.Tensor, out: Any, shape: tuple[int, ...], wire: Any) -> torch.dtype:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from . import dispatch
 from .kernels import link
 
+CPU = dispatch.Settings(mapped=True, channels=1, slots=4, slot_bytes=1 << 20, window=2, block=1 << 14)
+
 
 @dataclass(frozen=True)
 class Part:
@@ -45,8 +47,9 @@ def settings_for(
     block: int | None = None,
     node_size: int | None = None,
     reproducible: bool | None = None,
+    base: dispatch.Settings = CPU,
 ) -> dispatch.Settings:
-    """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else what suits CPUs."""
+    """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else ``base``."""
 
     def choose(name: str, given: int | None, default: int) -> int:
         text = os.environ.get(f"TRICOLL_{name.upper()}")
@@ -55,17 +58,17 @@ def settings_for(
         except ValueError:
             raise ValueError(f"TRICOLL_{name.upper()} is {text!r}, not a number") from None
 
-    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", "mapped")
+    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", "mapped" if base.mapped else "put")
     if link not in ("mapped", "put"):
         raise ValueError(f"link is {link!r}; it can be 'auto', 'mapped' or 'put'")
     result = dispatch.Settings(
         mapped=link == "mapped",
-        channels=choose("channels", channels, 1),
-        slots=choose("slots", slots, 4),
-        slot_bytes=choose("slot_bytes", slot_bytes, 1 << 20),
-        window=choose("window", window, 2),
-        block=choose("block", block, 1 << 14),
-        node_size=choose("node_size", node_size, 0),
+        channels=choose("channels", channels, base.channels),
+        slots=choose("slots", slots, base.slots),
+        slot_bytes=choose("slot_bytes", slot_bytes, base.slot_bytes),
+        window=choose("window", window, base.window),
+        block=choose("block", block, base.block),
+        node_size=choose("node_size", node_size, base.node_size),
         reproducible=bool(choose("reproducible", reproducible, 0)),
     )
     check_settings(result)

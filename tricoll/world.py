@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from . import cost
+from . import cost, work
 from .communicator import Communicator
+from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
-from .fabric import sim
+from .fabric import loopback as one_gpu
+from .fabric import nvshmem, sim
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
-from .workspace import settings_for
+from .workspace import CPU, settings_for
+
+if TYPE_CHECKING:
+    from .fabric.pes import Job
 
 _default: Communicator | None = None
 _epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
-FABRICS = ("auto", "host")
+FABRICS = ("auto", "host", "openshmem", "nvshmem")
 
 
 def init(
@@ -28,7 +35,7 @@ def init(
     fabric: str = "auto",
     timeout: float = 30.0,
     *,
-    check: bool = True,
+    check: bool | None = None,
     link: str = "auto",
     channels: int | None = None,
     slots: int | None = None,
@@ -45,13 +52,18 @@ def init(
 
     Args:
         group: a ``torch.distributed`` group. None: the default group if there is one, else RANK, WORLD_SIZE,
-            MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else a world of one.
-        fabric: "host" (processes of this machine, shared memory), or "auto", which is that today.
+            MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else the PEs of an OpenSHMEM program, else a world
+            of one.
+        fabric: "host" (processes of this machine, shared memory), "openshmem" (processes that ``oshrun`` has started,
+            on one host or several), "nvshmem" (one process a GPU, for CUDA tensors), or "auto": "openshmem" if
+            OMPI_COMM_WORLD_SIZE is set (by ``oshrun`` and ``mpirun``), RANK is not and ``torch.distributed`` is not
+            initialised, else "host".
         timeout: seconds that a rank waits for others, here and in every collective.
         check: compare the call with the other ranks' before each collective. Without it, calls that differ are still
-            found, by the fingerprints on the links, but the output may have been written to by then.
+            found, by the fingerprints on the links, but the output may have been written to by then. None: on CPUs. On
+            GPUs each comparison holds the caller up, as no other call does, and is for debugging.
         link: "mapped" (write into the peer's memory) or "put" (stage and put-with-signal). "auto": TRICOLL_LINK, else
-            mapped.
+            mapped on "host", put on "openshmem", and on "nvshmem" mapped where all ranks are.
         channels: independent shares of a call's data, a program each. This and the next four shape the links,
             for experts and tests; None: TRICOLL_CHANNELS and so on, else what suits the fabric.
         slots: messages that a link can hold. Heap a rank: channels x slots x slot_bytes, twice that on put links.
@@ -59,12 +71,12 @@ def init(
         window: pieces that go round at the same time; fewer than slots.
         block: elements a pass of the bulk loops.
         node_size: ranks a node, for algo="hierarchical"; ranks 0 to node_size - 1 are one node, and so on. None:
-            TRICOLL_NODE_SIZE, else 0: all ranks are in one.
+            TRICOLL_NODE_SIZE, else, with "nvshmem", as many as the hosts say, else 0: all ranks are in one.
         reproducible: choose only algorithms whose bits depend on the ranks' values alone, whatever the size and place
             of an element: one_shot and two_shot. None: TRICOLL_REPRODUCIBLE (0 or 1), else no.
         profile: the machine's constants, by which algo="auto" chooses: a built-in name ("host", "nvlink", ...) or a
             file, see :mod:`tricoll.cost`. None: TRICOLL_PROFILE, else what ``tricoll tune`` has stored for this
-            machine, else "host".
+            machine, else "host"; on GPUs "nvlink" or "nic-400g".
         tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
     Returns:
@@ -76,7 +88,9 @@ def init(
         ValueError: a setting is wrong.
     """
     global _default
-    store, rank, world_size, name = _rendezvous(group, timeout)
+    if fabric == "auto" and group is None and _among_pes():
+        fabric = "openshmem"
+    store, rank, world_size, name = _rendezvous(group, fabric, timeout)
     _epochs[name] = epoch = _epochs.get(name, 0) + 1
     communicator = connect(
         dist.PrefixStore(f"tricoll/{name}/{epoch}", store),
@@ -107,7 +121,7 @@ def connect(
     world_size: int,
     fabric: str = "auto",
     timeout: float = 30.0,
-    check: bool = True,
+    check: bool | None = None,
     tiles: str | None = None,
     profile: cost.Profile | str | Path | None = None,
     **settings: Any,
@@ -117,16 +131,14 @@ def connect(
         raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
-    chosen = settings_for(**settings)
-    constants = profile or os.environ.get("TRICOLL_PROFILE")
-    if constants is None:
-        from . import tune
-
-        constants = tune.find("host", world_size, chosen.node_size, "mapped" if chosen.mapped else "put") or "host"
-    constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
+    # Before anybody is waited for; on GPUs it depends on what they are.
+    chosen = None if fabric == "nvshmem" else settings_for(**settings, base=replace(CPU, mapped=fabric != "openshmem"))
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
     try:
-        return Communicator(below, chosen, timeout, check, constants)
+        chosen = chosen or settings_for(**settings, base=_base(below))
+        on_gpu = below.device.type == "cuda"
+        constants = _constants(profile, below.name, world_size, chosen, default_profile(chosen) if on_gpu else "host")
+        return Communicator(below, chosen, timeout, not on_gpu if check is None else check, constants)
     except BaseException:
         below.close()
         raise
@@ -134,10 +146,55 @@ def connect(
 
 def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: float, tiles: str | None) -> Fabric:
     """One rank of a fabric; modules of those that need something installed are imported when they are asked for."""
+    if name == "openshmem":
+        from .fabric.openshmem import OpenshmemFabric
+
+        return OpenshmemFabric(_join_pes(timeout), rank, world_size, timeout, tiles)
+    if name == "nvshmem":
+        return nvshmem.NvshmemFabric(store, rank, world_size, timeout)
     return HostFabric(store, rank, world_size, timeout, tiles)
 
 
-def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Store, int, int, str]:
+def _among_pes() -> bool:
+    """Whether an OpenSHMEM launcher has started this process, and nobody says that other ranks are wanted."""
+    return "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ and not dist.is_initialized()
+
+
+def _join_pes(timeout: float) -> Job:
+    """This process as a PE, until the program ends."""
+    from .fabric import pes
+
+    job = pes.join(timeout)
+    # What is registered last is called first: the calls that are still under way end before the library does.
+    atexit.unregister(work._end)
+    atexit.register(work._end)
+    return job
+
+
+def _base(fabric: Fabric) -> Settings:
+    """The shape of the links where nobody says another."""
+    return fabric.settings() if isinstance(fabric, nvshmem.NvshmemFabric) else CPU
+
+
+def default_profile(settings: Settings) -> str:
+    """The built-in constants for GPUs with such links."""
+    return "nvlink" if settings.mapped else "nic-400g"
+
+
+def _constants(
+    profile: cost.Profile | str | Path | None, fabric: str, world_size: int, settings: Settings, default: str
+) -> cost.Profile:
+    """The machine's constants: those given, else the environment's, else what has been measured, else a guess."""
+    constants = profile or os.environ.get("TRICOLL_PROFILE")
+    if constants is None:
+        from . import tune
+
+        link = "mapped" if settings.mapped else "put"
+        constants = tune.find(fabric, world_size, settings.node_size, link) or default
+    return constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
+
+
+def _rendezvous(group: dist.ProcessGroup | None, fabric: str, timeout: float) -> tuple[dist.Store, int, int, str]:
     if dist.is_initialized():
         members = dist.get_process_group_ranks(group or dist.group.WORLD)
         if dist.get_rank() not in members:
@@ -146,6 +203,9 @@ def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.S
         return store, members.index(dist.get_rank()), len(members), "-".join(map(str, members))
     if group is not None:
         raise ValueError("a group was given, but torch.distributed is not initialised")
+    if fabric == "openshmem":
+        library = _join_pes(timeout).library
+        return dist.HashStore(), library.pe, library.pes, "PEs"  # they meet in their memory and need no store
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return dist.HashStore(), 0, 1, "alone"
     missing = [v for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ]
@@ -193,6 +253,7 @@ def simulate(
     Args:
         fn: called once a rank, with the rank's communicator.
         world_size: the number of ranks.
+        *args: what ``fn`` is given besides.
         seed: of the scheduler. The same seed gives the same interleaving.
         profile: latency and bandwidth of the links, or {"intra": ..., "inter": ...} for those in and between nodes.
         delivery: "adversarial" delivers puts as late and out of order as the memory model allows; "prompt" at once.
@@ -221,4 +282,43 @@ def simulate(
         delivery=delivery,
         node_size=node_size,
         tiles=tiles,
+    )
+
+
+def loopback(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 30.0,
+    check: bool = False,
+    profile: cost.Profile | str | Path = "nvlink",
+    **settings: Any,
+) -> list[Any]:
+    """Run ``fn(comm, *args)`` on every rank of a world that is all on the current GPU, a thread and a stream a rank.
+
+    For tests of the compiled kernels and for measuring them where there is one GPU: links are mapped, and as fast as
+    its memory.
+
+    Args:
+        fn: called once a rank, with the rank's communicator. Its tensors are on that GPU.
+        world_size: the number of ranks.
+        *args: what ``fn`` is given besides.
+        timeout: seconds that a rank waits for others, as in :func:`init`.
+        check: as in :func:`init`, off here.
+        profile: as in :func:`init`.
+        **settings: as in :func:`init`. ``channels`` is by default as many as fit on the GPU, at most 16.
+
+    Returns:
+        What ``fn`` returned on each rank, in rank order.
+
+    Raises:
+        Exception: what ``fn`` raised.
+        ValueError: the kernels of all ranks do not fit on the GPU at once.
+        CollectiveError: there is no GPU.
+    """
+    below = one_gpu.Gpu()
+    chosen = settings_for(**settings, base=one_gpu.settings(world_size, below))
+    constants = profile if isinstance(profile, cost.Profile) else cost.load_profile(profile)
+    return one_gpu.run(
+        fn, world_size, args, timeout, lambda fabric: Communicator(fabric, chosen, timeout, check, constants), below
     )

@@ -13,44 +13,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import mmap
 import os
-import select
 import socket
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from tricoll.errors import CollectiveTimeout, HeapExhausted, PeerFailure
-from tricoll.kernels import jit
-from tricoll.kernels.jit import Kernel, Pointer
+from tricoll.errors import HeapExhausted, PeerFailure
 
-from .base import Counters, Heap
-from .cpu import CpuProgram, address, convert, integer, interpreting, load_word, peek_word, store_word, tiles
+from .agree import check_same, exchange
+from .base import Heap
+from .cpu import address, integer, load_word, peek_word, store_word
+from .cpu_rank import RankFabric, RankProgram, Scratch
+from .processes import Processes
 
 SHM = "/dev/shm"
 SLOTS, SLOT_BYTES = 8, 4096  # of the board: a number, a length, and text
 LEFT = SLOTS - 1  # the board slot in which a rank says, when it closes, how many calls it took part in
-CHECK_EVERY = 0.01  # seconds between two looks at whether the others are alive
-SPIN = 200  # polls that only yield the CPU before a waiting rank sleeps between polls
-NAP = 20e-6  # seconds
 
 
-class HostProgram(CpuProgram):
-    """A channel of a rank that is a process."""
-
-    def __init__(self, fabric: HostFabric, channel: int) -> None:
-        super().__init__(channel, fabric.rank, fabric.heaps, fabric.interpreted, Counters())
-        self.fabric = fabric
-        self._scratch = fabric.scratch.memory
-
-    def store_signal(self, flag: Any, word: Any, nbytes: Any) -> None:
-        self.counters.add(integer(nbytes))
-        store_word(address(flag), integer(word))
+class HostProgram(RankProgram):
+    """A channel of a rank on this machine: everybody's memory is mapped."""
 
     def put_signal(self, dest: Any, source: Any, nbytes: Any, flag: Any, word: Any, pe: Any) -> None:
         pe, nbytes = integer(pe), integer(nbytes)
@@ -62,45 +47,20 @@ class HostProgram(CpuProgram):
         self.counters.add(0)
         store_word(self.elsewhere(flag, integer(pe)), integer(word))
 
-    def store_words(self, dest: Pointer, words: torch.Tensor, nbytes: int) -> None:
-        if nbytes >= 0:
-            self.counters.add(nbytes)
-        # By an operation on elements of 8 bytes, not by a copy of bytes, which may tear a word.
-        torch.bitwise_or(words, 0, out=dest.view(words.numel()))
 
-    def block(self, over: Callable[[], bool], timeout: float) -> bool:
-        return self.fabric.poll(over, timeout)
-
-
-class Scratch(threading.local):
-    """The scratch memory of a thread that runs kernels."""
-
-    def __init__(self) -> None:
-        self.memory: dict[torch.dtype, torch.Tensor] = {}
-
-
-class HostFabric:
+class HostFabric(RankFabric):
     """One rank that is a process of this machine. See :class:`tricoll.fabric.base.Fabric`."""
 
     name = "host"
-    channels = 1
+    program = HostProgram
     multicast = emulated = True
-    device = torch.device("cpu")
-    asynchronous = True
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float, choice: str | None = None) -> None:
         """``store`` is a ``torch.distributed`` store of these ranks alone; ``choice`` is for :func:`tiles`."""
-        self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
-        self.interpreted = tiles(choice) == "triton"
-        self.counters = Counters()
-        self.scratch = Scratch()
-        self._lock = threading.Lock()  # of what several threads that run kernels share
-        self.sequence = 0
-        self.closed = self.stopped = False
+        super().__init__(rank, world_size, timeout, choice)
+        self.store = store
         self._maps: list[mmap.mmap] = []
-        self._processes = select.poll()
-        self._rank_of: dict[int, int] = {}  # of a process's file descriptor
-        self._gone: set[int] = set()
+        self._processes = Processes()
 
     # Memory.
 
@@ -113,10 +73,10 @@ class HostFabric:
         except OSError as error:
             mine["error"] = explain_allocation(error, size)
         try:
-            ranks = self._exchange(mine)
+            ranks = self._exchange(mine, "segment")
             self._check_agreement(ranks)
             memory = [self._map(r, info, size) for r, info in enumerate(ranks)]
-            self._exchange("mapped", stage="mapped")
+            self._exchange("mapped", "mapped")
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -126,21 +86,8 @@ class HostFabric:
         words = self.heaps[self.rank][: nbytes // 8 * 8].view(torch.int64)
         return Heap(words, bases, multicast=words)
 
-    def _exchange(self, mine: Any, stage: str = "segment") -> list[Any]:
-        """Everybody's ``mine``, through the store. Raises CollectiveTimeout with the names of those missing."""
-        self.store.set(f"{stage}/{self.rank}", json.dumps(mine))
-        deadline = time.monotonic() + self.timeout
-        missing = list(range(self.world_size))
-        while missing:
-            missing = [r for r in missing if not self.store.check([f"{stage}/{r}"])]
-            if missing and time.monotonic() > deadline:
-                raise CollectiveTimeout(
-                    f"rank {self.rank}: ranks {missing} of {self.world_size} did not join within {self.timeout:g} s. "
-                    "Check that they have started; tricoll.init(timeout=...) sets how long to wait."
-                )
-            if missing:
-                time.sleep(0.002)
-        return [json.loads(self.store.get(f"{stage}/{r}")) for r in range(self.world_size)]
+    def _exchange(self, mine: Any, stage: str) -> list[Any]:
+        return exchange(self.store, self.rank, self.world_size, stage, mine, self.timeout)
 
     def _check_agreement(self, ranks: list[dict[str, Any]]) -> None:
         errors = [f"rank {r}: {info['error']}" for r, info in enumerate(ranks) if "error" in info]
@@ -148,22 +95,14 @@ class HostFabric:
             raise HeapExhausted("; ".join(errors))
         if len(hosts := {info["host"] for info in ranks}) > 1:
             raise ValueError(f"the host fabric needs all ranks on one machine, and these are on {sorted(hosts)}")
-        agreed = [info["agreed"] for info in ranks]
-        if differing := [name for name in agreed[0] if any(a.get(name) != agreed[0][name] for a in agreed)]:
-            each = "; ".join(f"{name} is {[a.get(name) for a in agreed]}" for name in differing)
-            raise ValueError(
-                f"the ranks do not have the same settings: {each} (of rank 0, 1, ...). Give tricoll.init the same "
-                "arguments, and set the same TRICOLL_ environment variables, on all of them"
-            )
+        check_same([info["agreed"] for info in ranks])
 
     def _map(self, rank: int, info: dict[str, Any], size: int) -> torch.Tensor:
         path = f"/proc/{info['pid']}/fd/{info['fd']}"
         try:
             fd = os.open(path, os.O_RDWR)
-            if rank != self.rank and hasattr(os, "pidfd_open"):
-                watch = os.pidfd_open(info["pid"])
-                self._processes.register(watch, select.POLLIN)
-                self._rank_of[watch] = rank
+            if rank != self.rank:
+                self._processes.watch(rank, info["pid"])
         except OSError as error:
             raise PeerFailure(
                 f"rank {self.rank}: cannot open {path}, the segment of rank {rank}: {error.strerror}. Its process has "
@@ -175,49 +114,13 @@ class HostFabric:
             os.close(fd)
         return torch.frombuffer(self._maps[-1], dtype=torch.uint8)
 
-    # Running.
-
-    def launch(self, kernel: Kernel, channels: int, arguments: dict[str, Any]) -> None:
-        converted = convert(kernel, arguments, self.interpreted)
-        with interpreting(kernel) if self.interpreted else contextlib.nullcontext():
-            for channel in range(channels):
-                program = HostProgram(self, channel)
-                previous = jit.bind(program)
-                try:
-                    kernel(**converted)
-                finally:
-                    jit.bind(previous)
-                    with self._lock:
-                        self.counters.merge(program.counters)
-
-    def poll(self, until: Callable[[], bool], timeout: float) -> bool:
-        """Wait for a condition on shared memory, without keeping the CPU from those who will make it true."""
-        for _ in range(SPIN):
-            os.sched_yield()
-            if until():
-                return True
-        start = looked = time.monotonic()
-        while not until():
-            time.sleep(NAP)
-            now = time.monotonic()
-            if now - looked > CHECK_EVERY:
-                looked = now
-                if self.stopped or (self.dead() and not until()) or now - start > timeout:
-                    return until()
-        return True
-
-    def pause(self, until: Callable[[], bool], timeout: float) -> bool:
-        return until() or self.poll(until, timeout)
+    # The others.
 
     def dead(self) -> list[int]:
-        with self._lock:
-            for fd, _ in self._processes.poll(0):
-                self._processes.unregister(fd)
-                os.close(fd)
-                self._gone.add(self._rank_of.pop(fd))
+        gone = self._processes.gone()
         left = {r: count - 1 for r, board in enumerate(self._board) if (count := peek_word(board + LEFT * SLOT_BYTES))}
         early = {r for r, calls in left.items() if calls < self.sequence}
-        return sorted(early | self._gone - left.keys())
+        return sorted(early | gone - left.keys())
 
     def quiet(self) -> None:
         """Puts are copies here, and have arrived."""
@@ -236,18 +139,13 @@ class HostFabric:
         sequence = load_word(where)
         return sequence, ctypes.string_at(where + 16, peek_word(where + 8)).decode(errors="replace")
 
-    def stop(self) -> None:
-        self.stopped = True
-
     def close(self) -> None:
         if self.closed:
             return
         self.closed = True
         if self._maps:
             self.post(LEFT, 1 + self.sequence, "")
-        for fd in self._rank_of:
-            os.close(fd)
-        self._rank_of.clear()
+        self._processes.close()
         self.heaps = []
         self.scratch = Scratch()
         for mapped in self._maps:
