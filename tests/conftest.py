@@ -3,6 +3,7 @@
 import collections
 import functools
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -26,6 +27,19 @@ os.environ.setdefault("TRICOLL_PROFILE", "host")
 
 OTHERS = ("sem.mp-", "vader_segment")
 TALLY = collections.Counter()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seen", metavar="FILE", help="write what was tested on which fabric (make status)")
+
+
+def pytest_configure(config):
+    if path := config.getoption("--seen"):
+        from seen import Recorder
+
+        folder = tempfile.TemporaryDirectory()
+        config.add_cleanup(folder.cleanup)
+        config.pluginmanager.register(Recorder(path, folder.name), "seen")
 
 
 def pytest_collection_modifyitems(items):

@@ -16,6 +16,7 @@ ALGORITHMS = {  # and the collectives that each has
     "multimem": ("all_reduce",),
     "one_shot": ("all_reduce", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier", "send", "recv"),
 }
+CHUNKS = {"tree": 2, "one_shot": 1}  # that data are cut into, where it is not one a rank
 ROOTED = ("broadcast", "reduce")
 COUNTING = ("ring", "tree", "two_shot", "hierarchical")  # whose kernels can keep a tally, see kernels/tally.py
 
@@ -172,7 +173,7 @@ def plan(
         for size in sizes:
             edges.append(edges[-1] + size)
     else:
-        chunks = {"tree": 2, "one_shot": 1}.get(algorithm, world_size)
+        chunks = CHUNKS.get(algorithm, world_size)
         if collective == "broadcast" or (collective == "reduce" and algorithm != "two_shot"):
             chunks = 1
         chunk = -(-numel // chunks)

@@ -404,5 +404,7 @@ def run(folder, names):
 if __name__ == "__main__":
     # As the module that the test unpickles from.
     import pe_checks
+    import seen
 
+    seen.watch_pe()
     pe_checks.run(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,117 @@
+"""What the tests have made communicators do: which collective, by which algorithm, with which types, on which fabric.
+
+``pytest --seen FILE`` writes it as JSON; ``make status`` makes docs/status.md of that. A call counts when it has ended
+without an error, and only in test files without a failure. Ranks that are other processes tell the tests' process:
+those of a pool with their results, PEs of an OpenSHMEM program in files in a folder that the environment names.
+"""
+
+import atexit
+import collections
+import functools
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import NamedTuple
+
+from tricoll.communicator import Communicator
+from tricoll.pool import Pool
+
+FOLDER = "TRICOLL_TEST_SEEN"
+CALLS = set()  # of this process, since the last take()
+_perform, _outcomes = Communicator._perform, Pool.outcomes
+
+
+class Told(NamedTuple):
+    """A rank's result, and its calls."""
+
+    result: object
+    calls: set
+
+
+def name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.wraps(_perform)
+def _seen(self, request, *args, **kwargs):
+    _perform(self, request, *args, **kwargs)
+    call = request.call
+    if self.world_size > 1:
+        link = "mapped" if self._settings.mapped else "put"
+        types = (name(call.dtype), name(call.wire), name(call.out))
+        CALLS.add((self.fabric, link, call.collective, call.plan.algorithm, *types))
+
+
+def on_rank(fn, comm, *args):
+    """On a rank of a pool: run ``fn``, and tell what it did."""
+    Communicator._perform = _seen
+    take()
+    return Told(fn(comm, *args), take())
+
+
+@functools.wraps(_outcomes)
+def _told(self, fn, *args, **kwargs):
+    results = _outcomes(self, functools.partial(on_rank, fn), *args, **kwargs)
+    CALLS.update(*(r.calls for r in results if isinstance(r, Told)))
+    return [r.result if isinstance(r, Told) else r for r in results]
+
+
+def take():
+    """The calls since the last time."""
+    calls = set(CALLS)
+    CALLS.clear()
+    return calls
+
+
+def watch_pe():
+    """In a PE, where the tests want to know: leave what it did in a file."""
+    if folder := os.environ.get(FOLDER):
+        Communicator._perform = _seen
+        atexit.register(lambda: Path(folder, str(os.getpid())).write_bytes(pickle.dumps(CALLS)))
+
+
+class Recorder:
+    """The plugin. Calls are those of the test file that is running."""
+
+    def __init__(self, path, folder):
+        self.path, self.folder = Path(path), Path(folder)
+        self.calls, self.compiled = collections.defaultdict(set), collections.defaultdict(set)
+        self.outcomes, self.skipped = collections.Counter(), collections.Counter()
+        self.failed = set()
+        Communicator._perform, Pool.outcomes = _seen, _told
+        os.environ[FOLDER] = str(folder)
+
+    def pytest_runtest_teardown(self, item):
+        file = item.nodeid.partition("::")[0]
+        self.calls[file] |= take()
+        for path in self.folder.iterdir():
+            self.calls[file] |= pickle.loads(path.read_bytes())
+            path.unlink()
+
+    def pytest_runtest_logreport(self, report):
+        file = report.nodeid.partition("::")[0]
+        if report.failed:
+            self.failed.add(file)
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.outcome] += 1
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+
+    def pytest_runtest_call(self, item):
+        variant = getattr(item, "callspec", None) and item.callspec.params.get("variant")
+        if hasattr(variant, "kernel"):
+            what = (variant.kernel, variant.link, variant.arch, variant.dtypes)
+            self.compiled[item.nodeid.partition("::")[0]].add(what)
+
+    def pytest_sessionfinish(self):
+        good = lambda found: {file: sorted(what) for file, what in sorted(found.items()) if file not in self.failed}
+        record = {
+            "calls": {file: calls for file, calls in good(self.calls).items() if calls},
+            "compiled": good(self.compiled),
+            "outcomes": dict(self.outcomes),
+            "skipped": dict(self.skipped),
+            "failed": sorted(self.failed),
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(record, indent=1))
