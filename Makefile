@@ -19,7 +19,7 @@ DEMO_ARGS   ?=
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint format typecheck pytest pytest-triton36 docs pages clean
+.PHONY: help setup demo test lint format typecheck pytest pytest-triton36 docs pages status clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,10 @@ pages: $(READY) ## write again what commands write of docs/doctor.md, docs/pictu
 	$(VENV)/bin/tricoll trace --pictures docs/pictures
 	$(VENV)/bin/tricoll explain all_reduce --bytes 1M --ranks 512 --node-size 8 --plot docs/plots/crossovers.png
 	$(VENV)/bin/tricoll plan --params 8e9 --gpus 64 --backward 4s --plot docs/plots/lanes.png
+
+status: $(READY) ## run the tests with the newest Triton, and write docs/status.md from what they did
+	-$(PY) -m pytest --seen build/seen.json $(PYTEST_ARGS)
+	$(PY) tests/status.py build/seen.json docs/status.md
 
 setup: $(READY) $(READY_T36) ## only make the environment in .venv
 

@@ -1,4 +1,4 @@
-"""Writes docs/status.md from what tests did: ``python tests/status.py SEEN.json ... docs/status.md`` (``make status``)."""
+"""Writes docs/status.md from what tests did: ``python tests/status.py SEEN.json ... PAGE``, or ``make status``."""
 
 import collections
 import json
@@ -92,8 +92,8 @@ def page(calls, compiled, outcomes, skipped, failed):
         table(
             ["fabric", "test files whose calls count"], [[f"`{f}`", ", ".join(f"`{x}`" for x in files[f])] for f in ran]
         ),
-        "Results are compared with the [oracle](numerics.md), byte for byte, in `tests/kernels` and `tests/fabric`. How "
-        "tests work is in [contributing](../CONTRIBUTING.md#tests).",
+        "Results are compared with the [oracle](numerics.md), byte for byte, in `tests/kernels` and `tests/fabric`. "
+        "[Contributing](../CONTRIBUTING.md#tests) says how tests work.",
         "## Compiled\n",
         "Kernels that were compiled to machine code in this run and passed the gates, with the links they are for."
         if compiled
