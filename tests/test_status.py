@@ -14,7 +14,7 @@ CALL = ["sim", "put", "all_reduce", "ring", "float32", "bfloat16", "float32"]
 RECORD = {
     "calls": {
         "tests/test_a.py": [CALL],
-        "tests/test_b.py": [["host", "mapped", "barrier", "one_shot", *["uint8"] * 3]],
+        "tests/test_b.py": [["host", "mapped", "barrier", "one_shot", "uint8", "uint8", "uint8"]],
     },
     "compiled": {"tests/test_c.py": [["ring.all_reduce", "put", 90, "fp32:bf16:fp32"]]},
     "outcomes": {"passed": 7, "skipped": 2},
