@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tricoll.bench.collective import Collective, Part, single
+from tricoll.bench.collective import Collective, Part, apart, single
 
 
 class AllGather(Collective):
@@ -23,6 +23,9 @@ class AllGather(Collective):
 
     def torch(self, group: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
         single("all_gather")(out, x, group)
+
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        mpi.comm.Allgather(mpi.data(apart(x, out)), mpi.data(out))
 
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor:
         return torch.cat([part(r, 0, count) for r in range(n)])

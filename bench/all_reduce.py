@@ -23,6 +23,11 @@ class AllReduce(Collective):
         copy(out, x)  # it is in place only
         dist.all_reduce(out, torch_op(op), group)
 
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        mpi.comm.Allreduce(mpi.in_place if out is x else mpi.numbers(x), mpi.numbers(out), mpi.op(op))
+        if op == "avg":
+            out /= mpi.size
+
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor:
         return fold([partial(part, r, 0, count) for r in range(n)], op)
 

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tricoll.bench.collective import Collective, Part
+from tricoll.bench.collective import Collective, Part, apart
 
 
 class AllToAll(Collective):
@@ -25,6 +25,9 @@ class AllToAll(Collective):
 
     def torch(self, group: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
         dist.all_to_all_single(out, x.clone() if out is x else x, group=group)  # it is out of place only
+
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        mpi.comm.Alltoall(mpi.data(apart(x, out)), mpi.data(out))
 
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor:
         return torch.cat([part(r, rank * count, (rank + 1) * count) for r in range(n)])

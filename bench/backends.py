@@ -1,4 +1,4 @@
-"""What is measured: tricoll with one algorithm or another, and what PyTorch has: gloo, nccl, mpi."""
+"""What is measured: tricoll with one algorithm or another, what PyTorch has (gloo, nccl), and MPI."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tricoll.communicator import Communicator
 
+from . import mpi
 from .collective import Collective, reduce_op
 
 NAMES = ("tricoll", "gloo", "nccl", "mpi")
@@ -81,6 +82,23 @@ class Torch(Backend):
         return lambda: collective.torch(self.group, x, out, op, root)
 
 
+@dataclass
+class OverMpi(Backend):
+    """MPI, without PyTorch between."""
+
+    mpi: mpi.Mpi
+
+    def call(self, collective: Collective, x: Tensor, out: Tensor, op: str, root: int) -> Call:
+        return lambda: collective.mpi(self.mpi, x, out, op, root)
+
+
+def open_mpi(world_size: int) -> OverMpi:
+    """MPI's group of all ranks. Raises Unavailable on all ranks or on none."""
+    if reason := mpi.missing(world_size):
+        raise Unavailable(reason)
+    return OverMpi("mpi", torch.device("cpu"), mpi.start())
+
+
 def open_tricoll(comm: Communicator, algo: str, wire: torch.dtype | None) -> Tricoll:
     """``comm`` with an algorithm and a wire dtype; None: the tensors' own."""
     label = "tricoll" if algo == "auto" else f"tricoll:{algo}"
@@ -109,7 +127,10 @@ def open_torch(name: str, rank: int, timeout: float) -> Torch:
         torch.cuda.set_device(device)
     else:
         if not dist.is_mpi_available():
-            raise Unavailable("this build of PyTorch has no MPI (only one that was built from source on an MPI has)")
+            raise Unavailable(
+                "this build of PyTorch has no MPI (only one that was built from source on an MPI has). The benchmarks "
+                "of single collectives measure MPI without PyTorch"
+            )
         device = torch.device("cpu")
     return Torch(name, device, dist.new_group(backend=name, timeout=within))
 

@@ -23,6 +23,11 @@ class Broadcast(Collective):
             copy(out, x)  # it is in place only
         dist.broadcast(out, group=group, group_src=root)
 
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        if mpi.rank == root:
+            copy(out, x)  # it is in place only
+        mpi.comm.Bcast(mpi.data(out), root)
+
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor:
         return part(root, 0, count)
 

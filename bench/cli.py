@@ -166,7 +166,7 @@ def bench(
     wire: Annotated[
         str | None, typer.Option(help="The dtype that tricoll sends, such as bf16; its own if not given.")
     ] = None,
-    fabric: Annotated[str, typer.Option(help="tricoll's fabric: auto or host.")] = "auto",
+    fabric: Annotated[str, typer.Option(help="tricoll's fabric: auto, host or openshmem.")] = "auto",
     call_check: Annotated[bool, typer.Option(help="Let tricoll compare the ranks' calls first, as it does.")] = True,
 ) -> None:
     of = collective.named(str(context.command.name))

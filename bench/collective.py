@@ -47,6 +47,10 @@ class Collective:
         """Call ``torch.distributed``: what one would write to get ``out`` from ``x``, copies included."""
         raise NotImplementedError
 
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        """Call MPI, through :class:`tricoll.bench.mpi.Mpi`, likewise."""
+        raise NotImplementedError
+
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor | None:
         """What ``out`` must be on a rank, in FP64 or INT64 if it reduces; None where nothing is written."""
         raise NotImplementedError
@@ -107,6 +111,11 @@ def fold(terms: list[Callable[[], Tensor]], op: str) -> Tensor:
             total += x
     assert total is not None
     return total / len(terms) if op == "avg" else total
+
+
+def apart(x: Tensor, out: Tensor) -> Tensor:
+    """``x``, or a copy of it if ``out`` is in the same memory, for calls that are out of place only."""
+    return x.clone() if x.untyped_storage().data_ptr() == out.untyped_storage().data_ptr() else x
 
 
 def copy(out: Tensor, x: Tensor) -> None:

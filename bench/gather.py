@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tricoll.bench.collective import Collective, Part
+from tricoll.bench.collective import Collective, Part, apart
 
 
 class Gather(Collective):
@@ -27,6 +27,9 @@ class Gather(Collective):
         n, here = dist.get_world_size(group), dist.get_rank(group) == root
         dist.gather(x, list(out.chunk(n)) if here and out.numel() else [out] * n if here else None, group=group,
                     group_dst=root)  # fmt: skip
+
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        mpi.comm.Gather(mpi.data(apart(x, out)), mpi.data(out) if mpi.rank == root else None, root)
 
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor | None:
         return torch.cat([part(r, 0, count) for r in range(n)]) if rank == root else None

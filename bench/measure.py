@@ -13,7 +13,7 @@ from tricoll.communicator import Communicator
 from tricoll.numerics import ulp
 
 from . import data
-from .backends import Backend, Call, Unavailable, open_torch, open_tricoll, timed
+from .backends import Backend, Call, Unavailable, open_mpi, open_torch, open_tricoll, timed
 from .collective import Collective, named
 
 FAR = -77  # what outputs hold before a call that is checked: no data set has it where a dtype is signed
@@ -110,6 +110,8 @@ def _open(comm: Communicator, name: str, algo: str, case: Case) -> Backend | Una
     try:
         if name == "tricoll":
             found: Backend = open_tricoll(comm, algo, case.wire)
+        elif name == "mpi":
+            found = open_mpi(comm.world_size)
         else:
             found = open_torch(name, comm.rank, case.timeout)
     except Unavailable as reason:

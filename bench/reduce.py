@@ -23,6 +23,12 @@ class Reduce(Collective):
         copy(out, x)  # it is in place only, and Gloo also writes to the other ranks' tensors
         dist.reduce(out, op=torch_op(op), group=group, group_dst=root)
 
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        own = mpi.in_place if out is x and mpi.rank == root else mpi.numbers(x)
+        mpi.comm.Reduce(own, mpi.numbers(out) if mpi.rank == root else None, mpi.op(op), root)
+        if op == "avg" and mpi.rank == root:
+            out /= mpi.size
+
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor | None:
         if rank != root:
             return None

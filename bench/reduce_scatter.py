@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tricoll.bench.collective import Collective, Part, fold, reduce_op, single, torch_op
+from tricoll.bench.collective import Collective, Part, apart, fold, reduce_op, single, torch_op
 
 
 class ReduceScatter(Collective):
@@ -23,6 +23,11 @@ class ReduceScatter(Collective):
 
     def torch(self, group: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
         single("reduce_scatter")(out, x, torch_op(op), group)
+
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        mpi.comm.Reduce_scatter_block(mpi.numbers(apart(x, out)), mpi.numbers(out), mpi.op(op))
+        if op == "avg":
+            out /= mpi.size
 
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor:
         return fold([partial(part, r, rank * count, (rank + 1) * count) for r in range(n)], op)

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from tricoll.bench.collective import Collective, Part
+from tricoll.bench.collective import Collective, Part, apart
 
 
 class Scatter(Collective):
@@ -26,6 +26,9 @@ class Scatter(Collective):
         n, here = dist.get_world_size(group), dist.get_rank(group) == root
         dist.scatter(out, list(x.chunk(n)) if here and x.numel() else [x] * n if here else None, group=group,
                      group_src=root)  # fmt: skip
+
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        mpi.comm.Scatter(mpi.data(apart(x, out)) if mpi.rank == root else None, mpi.data(out), root)
 
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor:
         return part(root, rank * count, (rank + 1) * count)

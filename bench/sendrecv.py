@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from tricoll.bench.collective import Collective, Part, copy
+from tricoll.bench.collective import Collective, Part, apart, copy
 
 
 class SendRecv(Collective):
@@ -43,6 +43,10 @@ class SendRecv(Collective):
         for work in dist.batch_isend_irecv(pair):
             work.wait()
         copy(out, arrived)
+
+    def mpi(self, mpi: Any, x: Tensor, out: Tensor, op: str, root: int) -> None:
+        n, rank = mpi.size, mpi.rank
+        mpi.comm.Sendrecv(mpi.data(apart(x, out)), (rank + 1) % n, 0, mpi.data(out), (rank - 1) % n)
 
     def exact(self, part: Part, count: int, n: int, rank: int, op: str, root: int) -> Tensor:
         return part((rank - 1) % n, 0, count)

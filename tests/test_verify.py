@@ -96,6 +96,12 @@ def test_a_group_that_cannot_be_joined_is_no_result():
         Session("gloo", ranks=2, load="no_such_module").ask(lambda api: 1)
 
 
+def test_mpi_cannot_be_asked_and_what_can_be_done_instead():
+    result = CliRunner().invoke(app, ["verify", "--backend", "mpi"])
+    assert result.exit_code == 2
+    assert "started and ended by mpirun" in result.output and "--backends mpi" in result.output
+
+
 # Properties.
 
 

@@ -329,7 +329,7 @@ def _share_of_work() -> Iterator[Callable[[str, float], None]]:
 @app.command()
 def verify(
     backend: Annotated[
-        str, typer.Option(help="tricoll, gloo, nccl, mpi, or another that torch.distributed knows.")
+        str, typer.Option(help="tricoll, gloo, nccl, or another that torch.distributed knows.")
     ] = "tricoll",
     ranks: Annotated[int, typer.Option("--ranks", "-g", min=3, help="Local ranks; some probes take 8.")] = 4,
     only: Annotated[str, typer.Option(help="Only the probes whose name contains this: mismatch, NaN, exact ...")] = "",

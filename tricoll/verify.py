@@ -172,8 +172,13 @@ def check_available(backend: str, ranks: int) -> None:
         raise Unavailable(
             f"NCCL needs a CUDA build of PyTorch and a GPU a rank: {torch.cuda.device_count()} GPUs, {ranks} ranks"
         )
-    if backend in ("mpi", "ucc") and not getattr(dist, f"is_{backend}_available")():
-        raise Unavailable(f"this build of PyTorch has no {backend.upper()}")
+    if backend == "mpi":
+        raise Unavailable(
+            "verify starts and ends its ranks itself, and an MPI's are started and ended by mpirun. Its results are "
+            "checked, and its times measured, by: mpirun -np 4 python -m tricoll.bench.all_reduce --backends mpi"
+        )
+    if backend == "ucc" and not dist.is_ucc_available():
+        raise Unavailable("this build of PyTorch has no UCC")
 
 
 # How they are run.

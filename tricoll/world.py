@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from . import cost
+from . import cost, work
 from .communicator import Communicator
 from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
@@ -20,9 +22,12 @@ from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
 from .workspace import CPU, settings_for
 
+if TYPE_CHECKING:
+    from .fabric.pes import Job
+
 _default: Communicator | None = None
 _epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
-FABRICS = ("auto", "host", "nvshmem")
+FABRICS = ("auto", "host", "openshmem", "nvshmem")
 
 
 def init(
@@ -47,15 +52,18 @@ def init(
 
     Args:
         group: a ``torch.distributed`` group. None: the default group if there is one, else RANK, WORLD_SIZE,
-            MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else a world of one.
-        fabric: "host" (processes of this machine, shared memory), "nvshmem" (one process a GPU, for CUDA tensors), or
-            "auto", which is "host".
+            MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else the PEs of an OpenSHMEM program, else a world
+            of one.
+        fabric: "host" (processes of this machine, shared memory), "openshmem" (processes that ``oshrun`` has started,
+            on one host or several), "nvshmem" (one process a GPU, for CUDA tensors), or "auto": "openshmem" if
+            OMPI_COMM_WORLD_SIZE is set (by ``oshrun`` and ``mpirun``), RANK is not and ``torch.distributed`` is not
+            initialised, else "host".
         timeout: seconds that a rank waits for others, here and in every collective.
         check: compare the call with the other ranks' before each collective. Without it, calls that differ are still
             found, by the fingerprints on the links, but the output may have been written to by then. None: on CPUs. On
             GPUs each comparison holds the caller up, as no other call does, and is for debugging.
         link: "mapped" (write into the peer's memory) or "put" (stage and put-with-signal). "auto": TRICOLL_LINK, else
-            mapped where all ranks are.
+            mapped on "host", put on "openshmem", and on "nvshmem" mapped where all ranks are.
         channels, slots, slot_bytes, window, block: the shape of the links, for experts and tests; each also as
             TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
         node_size: ranks a node, for algo="hierarchical"; ranks 0 to node_size - 1 are one node, and so on. None:
@@ -73,7 +81,9 @@ def init(
         ValueError: a setting is wrong.
     """
     global _default
-    store, rank, world_size, name = _rendezvous(group, timeout)
+    if fabric == "auto" and group is None and _among_pes():
+        fabric = "openshmem"
+    store, rank, world_size, name = _rendezvous(group, fabric, timeout)
     _epochs[name] = epoch = _epochs.get(name, 0) + 1
     communicator = connect(
         dist.PrefixStore(f"tricoll/{name}/{epoch}", store),
@@ -114,7 +124,8 @@ def connect(
         raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
-    chosen = None if fabric == "nvshmem" else settings_for(**settings)  # before anybody is waited for
+    # Before anybody is waited for; on GPUs it depends on what they are.
+    chosen = None if fabric == "nvshmem" else settings_for(**settings, base=replace(CPU, mapped=fabric != "openshmem"))
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
     try:
         chosen = chosen or settings_for(**settings, base=_base(below))
@@ -128,9 +139,29 @@ def connect(
 
 def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: float, tiles: str | None) -> Fabric:
     """One rank of a fabric; modules of those that need something installed are imported when they are asked for."""
+    if name == "openshmem":
+        from .fabric.openshmem import OpenshmemFabric
+
+        return OpenshmemFabric(_join_pes(timeout), rank, world_size, timeout, tiles)
     if name == "nvshmem":
         return nvshmem.NvshmemFabric(store, rank, world_size, timeout)
     return HostFabric(store, rank, world_size, timeout, tiles)
+
+
+def _among_pes() -> bool:
+    """Whether an OpenSHMEM launcher has started this process, and nobody says that other ranks are wanted."""
+    return "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ and not dist.is_initialized()
+
+
+def _join_pes(timeout: float) -> Job:
+    """This process as a PE, until the program ends."""
+    from .fabric import pes
+
+    job = pes.join(timeout)
+    # What is registered last is called first: the calls that are still under way end before the library does.
+    atexit.unregister(work._end)
+    atexit.register(work._end)
+    return job
 
 
 def _base(fabric: Fabric) -> Settings:
@@ -156,7 +187,7 @@ def _constants(
     return constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
 
 
-def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.Store, int, int, str]:
+def _rendezvous(group: dist.ProcessGroup | None, fabric: str, timeout: float) -> tuple[dist.Store, int, int, str]:
     if dist.is_initialized():
         members = dist.get_process_group_ranks(group or dist.group.WORLD)
         if dist.get_rank() not in members:
@@ -165,6 +196,9 @@ def _rendezvous(group: dist.ProcessGroup | None, timeout: float) -> tuple[dist.S
         return store, members.index(dist.get_rank()), len(members), "-".join(map(str, members))
     if group is not None:
         raise ValueError("a group was given, but torch.distributed is not initialised")
+    if fabric == "openshmem":
+        library = _join_pes(timeout).library
+        return dist.HashStore(), library.pe, library.pes, "PEs"  # they meet in their memory and need no store
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return dist.HashStore(), 0, 1, "alone"
     missing = [v for v in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if v not in os.environ]

@@ -47,11 +47,8 @@ def check(collective, outputs, numel, seed, op, dtype, wire):
         getattr(testing, f"check_{collective}")(outputs, inputs, op, wire)
 
 
-@pytest.mark.parametrize("link", ["mapped", "put"])
-@pytest.mark.parametrize("tiles", ["torch", "triton"])
-@pytest.mark.parametrize("n", [2, 3, 5, 8])
-def test_bits_are_the_oracles(pool, n, link, tiles):
-    """Every size near a boundary, every collective, back to back and without a barrier in between."""
+def cases_at_edges(n, link, tiles):
+    """Arguments of :func:`run_one`: every size near a boundary, every collective."""
     draw = random.Random(f"{n}{link}{tiles}")
     floats = [torch.float32, torch.bfloat16, torch.float16]
     sample = sizes(n) if tiles == "torch" else draw.sample(sizes(n), 16 // n)
@@ -64,6 +61,15 @@ def test_bits_are_the_oracles(pool, n, link, tiles):
             out_dtype = dtype if in_place else draw.choice(floats)
             case = (collective, numel, draw.randrange(10**6), draw.choice(["sum", "avg"]), dtype, wire, out_dtype)
             cases.append((*case, layout, in_place))
+    return cases
+
+
+@pytest.mark.parametrize("link", ["mapped", "put"])
+@pytest.mark.parametrize("tiles", ["torch", "triton"])
+@pytest.mark.parametrize("n", [2, 3, 5, 8])
+def test_bits_are_the_oracles(pool, n, link, tiles):
+    """Every size near a boundary, every collective, back to back and without a barrier in between."""
+    cases = cases_at_edges(n, link, tiles)
 
     def work(comm):
         return [run_one(comm, *case) for case in cases]

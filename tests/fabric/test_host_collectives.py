@@ -19,10 +19,10 @@ LINKS = pytest.mark.parametrize("link", ["mapped", "put"])
 NODES = {6: 3, 8: 4}  # ranks: ranks a node
 
 
-def stream(n, link):
+def stream(n, link, nodes):
     """Every call twice, of different sizes, in an order of its own: with roots and partners of all kinds."""
     chance = random.Random(f"{n}{link}")
-    chosen = callable_in(n, NODES.get(n, 0), link == "mapped") * 2
+    chosen = callable_in(n, nodes, link == "mapped") * 2
     chance.shuffle(chosen)
     steps = []
     for k, call in enumerate(chosen):
@@ -34,26 +34,28 @@ def stream(n, link):
     return steps
 
 
+def play_sleepily(comm, steps, nodes):
+    """The results of a stream without barriers, in which ranks fall asleep at random."""
+    chance, results = random.Random(comm.rank), []
+    played = [Played(step, comm.world_size, nodes) for step in steps]
+    for call in played:
+        if chance.random() < 0.1:
+            time.sleep(chance.random() * 0.02)
+        results.append(call.on(comm))
+    for call in played:
+        for guard in call.memory[comm.rank] if call.step.collective != "barrier" else ():
+            guard.check()
+    return results
+
+
 @LINKS
 @pytest.mark.parametrize("n", [2, 3, 5, 6, 7, 8])
 def test_bits_are_the_oracles(pool, n, link):
     """A stream without barriers, in which ranks fall asleep at random."""
-    steps, nodes = stream(n, link), NODES.get(n, 0)
-
-    def work(comm, check):
-        chance, results = random.Random(comm.rank), []
-        played = [Played(step, comm.world_size, nodes) for step in steps]
-        for call in played:
-            if chance.random() < 0.1:
-                time.sleep(chance.random() * 0.02)
-            results.append(call.on(comm))
-        for call in played:
-            for guard in call.memory[comm.rank] if call.step.collective != "barrier" else ():
-                guard.check()
-        return results
-
+    nodes = NODES.get(n, 0)
+    steps = stream(n, link, nodes)
     for check in (True, False) if n == 3 else (n % 2 == 0,):
-        results = pool(n).run(work, check, check=check, link=link, node_size=nodes, **SMALL)
+        results = pool(n).run(play_sleepily, steps, nodes, check=check, link=link, node_size=nodes, **SMALL)
         for k, step in enumerate(steps):
             if step.collective != "barrier":
                 Played(step, n, nodes).check_bits([ranks[k] for ranks in results])

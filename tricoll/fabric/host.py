@@ -16,41 +16,26 @@ import errno
 import mmap
 import os
 import socket
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from tricoll.errors import HeapExhausted, PeerFailure
-from tricoll.kernels import jit
-from tricoll.kernels.jit import Kernel, Pointer
 
 from .agree import check_same, exchange
-from .base import Counters, Heap
-from .cpu import CpuProgram, address, convert, integer, interpreting, load_word, peek_word, store_word, tiles
+from .base import Heap
+from .cpu import address, integer, load_word, peek_word, store_word
+from .cpu_rank import RankFabric, RankProgram, Scratch
 from .processes import Processes
 
 SHM = "/dev/shm"
 SLOTS, SLOT_BYTES = 8, 4096  # of the board: a number, a length, and text
 LEFT = SLOTS - 1  # the board slot in which a rank says, when it closes, how many calls it took part in
-CHECK_EVERY = 0.01  # seconds between two looks at whether the others are alive
-SPIN = 200  # polls that only yield the CPU before a waiting rank sleeps between polls
-NAP = 20e-6  # seconds
 
 
-class HostProgram(CpuProgram):
-    """A channel of a rank that is a process."""
-
-    def __init__(self, fabric: HostFabric, channel: int) -> None:
-        super().__init__(channel, fabric.rank, fabric.heaps, fabric.interpreted, Counters())
-        self.fabric = fabric
-        self._scratch = fabric.scratch.memory
-
-    def store_signal(self, flag: Any, word: Any, nbytes: Any) -> None:
-        self.counters.add(integer(nbytes))
-        store_word(address(flag), integer(word))
+class HostProgram(RankProgram):
+    """A channel of a rank on this machine: everybody's memory is mapped."""
 
     def put_signal(self, dest: Any, source: Any, nbytes: Any, flag: Any, word: Any, pe: Any) -> None:
         pe, nbytes = integer(pe), integer(nbytes)
@@ -62,41 +47,18 @@ class HostProgram(CpuProgram):
         self.counters.add(0)
         store_word(self.elsewhere(flag, integer(pe)), integer(word))
 
-    def store_words(self, dest: Pointer, words: torch.Tensor, nbytes: int) -> None:
-        if nbytes >= 0:
-            self.counters.add(nbytes)
-        # By an operation on elements of 8 bytes, not by a copy of bytes, which may tear a word.
-        torch.bitwise_or(words, 0, out=dest.view(words.numel()))
 
-    def block(self, over: Callable[[], bool], timeout: float) -> bool:
-        return self.fabric.poll(over, timeout)
-
-
-class Scratch(threading.local):
-    """The scratch memory of a thread that runs kernels."""
-
-    def __init__(self) -> None:
-        self.memory: dict[torch.dtype, torch.Tensor] = {}
-
-
-class HostFabric:
+class HostFabric(RankFabric):
     """One rank that is a process of this machine. See :class:`tricoll.fabric.base.Fabric`."""
 
     name = "host"
-    channels = 1
+    program = HostProgram
     multicast = emulated = True
-    device = torch.device("cpu")
-    asynchronous = True
 
     def __init__(self, store: Any, rank: int, world_size: int, timeout: float, choice: str | None = None) -> None:
         """``store`` is a ``torch.distributed`` store of these ranks alone; ``choice`` is for :func:`tiles`."""
-        self.store, self.rank, self.world_size, self.timeout = store, rank, world_size, timeout
-        self.interpreted = tiles(choice) == "triton"
-        self.counters = Counters()
-        self.scratch = Scratch()
-        self._lock = threading.Lock()  # of what several threads that run kernels share
-        self.sequence = 0
-        self.closed = self.stopped = False
+        super().__init__(rank, world_size, timeout, choice)
+        self.store = store
         self._maps: list[mmap.mmap] = []
         self._processes = Processes()
 
@@ -152,39 +114,7 @@ class HostFabric:
             os.close(fd)
         return torch.frombuffer(self._maps[-1], dtype=torch.uint8)
 
-    # Running.
-
-    def launch(self, kernel: Kernel, channels: int, arguments: dict[str, Any]) -> None:
-        converted = convert(kernel, arguments, self.interpreted)
-        with interpreting(kernel) if self.interpreted else contextlib.nullcontext():
-            for channel in range(channels):
-                program = HostProgram(self, channel)
-                previous = jit.bind(program)
-                try:
-                    kernel(**converted)
-                finally:
-                    jit.bind(previous)
-                    with self._lock:
-                        self.counters.merge(program.counters)
-
-    def poll(self, until: Callable[[], bool], timeout: float) -> bool:
-        """Wait for a condition on shared memory, without keeping the CPU from those who will make it true."""
-        for _ in range(SPIN):
-            os.sched_yield()
-            if until():
-                return True
-        start = looked = time.monotonic()
-        while not until():
-            time.sleep(NAP)
-            now = time.monotonic()
-            if now - looked > CHECK_EVERY:
-                looked = now
-                if self.stopped or (self.dead() and not until()) or now - start > timeout:
-                    return until()
-        return True
-
-    def pause(self, until: Callable[[], bool], timeout: float) -> bool:
-        return until() or self.poll(until, timeout)
+    # The others.
 
     def dead(self) -> list[int]:
         gone = self._processes.gone()
@@ -208,9 +138,6 @@ class HostFabric:
         where = self._board[rank] + slot * SLOT_BYTES
         sequence = load_word(where)
         return sequence, ctypes.string_at(where + 16, peek_word(where + 8)).decode(errors="replace")
-
-    def stop(self) -> None:
-        self.stopped = True
 
     def close(self) -> None:
         if self.closed:
