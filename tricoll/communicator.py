@@ -592,7 +592,7 @@ class Communicator:
         self._fabric.stop()
         if self._heap is not None and self._streams is not None:
             flags = [self._heap.words[part.start : part.start + 1] for part in self._parts.values()]
-            self._streams.write(flags, self.rank + 1)  # of epoch 0: whatever call they are in
+            self._streams.write(flags, (1 << 16) | (self.rank + 1))  # of the first epoch: whatever call they are in
 
     def _start_afresh(self) -> None:
         """Empty all links, after a call in which all ranks gave up: the next call finds them as at the start."""
