@@ -13,19 +13,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
 import mmap
 import os
 import select
 import socket
-import time
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from tricoll.errors import CollectiveTimeout, HeapExhausted, PeerFailure
+from tricoll.errors import HeapExhausted, PeerFailure
 
+from .agree import check_same, exchange
 from .base import Heap
 from .cpu import address, integer, load_word, peek_word, store_word
 from .cpu_rank import RankFabric, RankProgram, Scratch
@@ -76,10 +75,10 @@ class HostFabric(RankFabric):
         except OSError as error:
             mine["error"] = explain_allocation(error, size)
         try:
-            ranks = self._exchange(mine)
+            ranks = self._exchange(mine, "segment")
             self._check_agreement(ranks)
             memory = [self._map(r, info, size) for r, info in enumerate(ranks)]
-            self._exchange("mapped", stage="mapped")
+            self._exchange("mapped", "mapped")
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -89,21 +88,8 @@ class HostFabric(RankFabric):
         words = self.heaps[self.rank][: nbytes // 8 * 8].view(torch.int64)
         return Heap(words, bases, multicast=words)
 
-    def _exchange(self, mine: Any, stage: str = "segment") -> list[Any]:
-        """Everybody's ``mine``, through the store. Raises CollectiveTimeout with the names of those missing."""
-        self.store.set(f"{stage}/{self.rank}", json.dumps(mine))
-        deadline = time.monotonic() + self.timeout
-        missing = list(range(self.world_size))
-        while missing:
-            missing = [r for r in missing if not self.store.check([f"{stage}/{r}"])]
-            if missing and time.monotonic() > deadline:
-                raise CollectiveTimeout(
-                    f"rank {self.rank}: ranks {missing} of {self.world_size} did not join within {self.timeout:g} s. "
-                    "Check that they have started; tricoll.init(timeout=...) sets how long to wait."
-                )
-            if missing:
-                time.sleep(0.002)
-        return [json.loads(self.store.get(f"{stage}/{r}")) for r in range(self.world_size)]
+    def _exchange(self, mine: Any, stage: str) -> list[Any]:
+        return exchange(self.store, self.rank, self.world_size, stage, mine, self.timeout)
 
     def _check_agreement(self, ranks: list[dict[str, Any]]) -> None:
         errors = [f"rank {r}: {info['error']}" for r, info in enumerate(ranks) if "error" in info]
@@ -111,13 +97,7 @@ class HostFabric(RankFabric):
             raise HeapExhausted("; ".join(errors))
         if len(hosts := {info["host"] for info in ranks}) > 1:
             raise ValueError(f"the host fabric needs all ranks on one machine, and these are on {sorted(hosts)}")
-        agreed = [info["agreed"] for info in ranks]
-        if differing := [name for name in agreed[0] if any(a.get(name) != agreed[0][name] for a in agreed)]:
-            each = "; ".join(f"{name} is {[a.get(name) for a in agreed]}" for name in differing)
-            raise ValueError(
-                f"the ranks do not have the same settings: {each} (of rank 0, 1, ...). Give tricoll.init the same "
-                "arguments, and set the same TRICOLL_ environment variables, on all of them"
-            )
+        check_same([info["agreed"] for info in ranks])
 
     def _map(self, rank: int, info: dict[str, Any], size: int) -> torch.Tensor:
         path = f"/proc/{info['pid']}/fd/{info['fd']}"
