@@ -353,15 +353,19 @@ class Communicator:
         """What this rank has done so far.
 
         ``calls``; ``puts``, messages with data; ``payload_bytes``, the bytes in them, in the wire dtype; ``signals``,
-        flags without data; ``seconds`` spent in collectives.
+        flags without data; ``seconds`` spent in collectives, and of these ``exposed_seconds``, for which callers were
+        held up (in synchronous calls, or waiting for asynchronous ones), and ``hidden_seconds``, the others. On GPUs
+        calls are enqueued: seconds are those of the host, and streams wait, not callers.
         """
-        counted = self._fabric.counters
+        counted, exposed = self._fabric.counters, min(self._queue.exposed, self._seconds)
         return {
             "calls": self._calls,
             "puts": counted.puts,
             "payload_bytes": counted.payload_bytes,
             "signals": counted.signals,
             "seconds": self._seconds,
+            "exposed_seconds": exposed,
+            "hidden_seconds": self._seconds - exposed,
         }
 
     def tally(self) -> Tally:
