@@ -404,6 +404,10 @@ class Communicator:
 
     # For what is built on it.
 
+    def request(self, prepare: Callable[[Prepare], Request]) -> Request:
+        """What a call would be, without making it: ``prepare`` as in :mod:`tricoll.calls`, and its errors."""
+        return prepare(self._prepare)
+
     def collective(
         self,
         collective: str,
