@@ -170,7 +170,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 def scale_(v: torch.Tensor, red: Reduction, op: str) -> None:
     """In place: multiply by the scale of a premul_sum."""
     if op == "premul_sum":
-        v.mul_(torch.full((1,), red.scale, dtype=v.dtype))
+        v.mul_(torch.full((1,), red.scale, dtype=v.dtype, device=v.device))
 
 
 def combine_(total: torch.Tensor, v: torch.Tensor, op: str) -> None:
@@ -195,4 +195,4 @@ def combine_(total: torch.Tensor, v: torch.Tensor, op: str) -> None:
 def finish_(total: torch.Tensor, red: Reduction, op: str) -> None:
     """In place: ``total`` = finish(``total``)."""
     if op == "avg":  # by a tensor: by a number, PyTorch may multiply by its reciprocal
-        total.div_(torch.full((1,), red.world, dtype=total.dtype))
+        total.div_(torch.full((1,), red.world, dtype=total.dtype, device=total.device))

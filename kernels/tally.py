@@ -52,6 +52,7 @@ def nothing(dtype, BLOCK: tl.constexpr):
 @jit
 def count(sums, v, mask):
     """The sums with those of ``v`` where ``mask``."""
+    # What a masked load leaves behind the mask is anything on a GPU.
     # Four elements that lie side by side are one thread's: their sum takes a quarter of the registers, and no exchange.
     v = tl.reshape(tl.where(mask, v, 0.0), [v.shape[0] // 4, 4])
     return Sums(sums.squares + total(v * v, 1), sums.odd + total(((v - v) != 0.0).to(tl.int32), 1))

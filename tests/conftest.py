@@ -24,6 +24,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # Whatever has been measured on this machine: the same choices in every run.
 os.environ.setdefault("TRICOLL_PROFILE", "host")
 
+OTHERS = ("sem.mp-", "vader_segment")
 TALLY = collections.Counter()
 
 
@@ -46,8 +47,8 @@ def pytest_terminal_summary(terminalreporter):
 def no_new_name_in_shm():
     """Fails the session if it leaves something in /dev/shm."""
     folder = Path("/dev/shm")
-    # Without the semaphores of Python's multiprocessing, which it removes when its process ends.
-    names = lambda: {p.name for p in folder.glob("*") if not p.name.startswith("sem.mp-")}
+    # Without those of Python's multiprocessing and of Open MPI, which come and go with other programs.
+    names = lambda: {p.name for p in folder.glob("*") if not p.name.startswith(OTHERS)}
     before = names()
     yield
     deadline = time.monotonic() + 5

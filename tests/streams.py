@@ -56,8 +56,8 @@ def callable_in(n, node_size, mapped):
 class Played:
     """A step with its tensors, all made beforehand, and its judgement."""
 
-    def __init__(self, step, n, node_size=0):
-        self.step, self.n, self.node_size = step, n, node_size
+    def __init__(self, step, n, node_size=0, device="cpu"):
+        self.step, self.n, self.node_size, self.device = step, n, node_size, device
         rows = step.sizes if step.collective == "all_gather" else None
         if step.splits is not None:
             rows = [sum(parts) for parts in step.splits]
@@ -71,12 +71,12 @@ class Played:
         step, given = self.step, self.inputs[me]
         shape, start = self._result(me)
         if step.place == "in place" and step.collective in ("all_gather", "gather"):  # x is a part of out
-            whole = torch.zeros(shape, dtype=given.dtype)
+            whole = torch.zeros(shape, dtype=given.dtype, device=self.device)
             guard = Guarded(whole, step.layout)
             x = guard.view.narrow(0, start, given.shape[0])
             x.copy_(given)
             return x, guard.view, [guard], None
-        x = Guarded(given, step.layout)
+        x = Guarded(given.to(self.device), step.layout)
         if step.place == "in place" and step.collective in ("reduce_scatter", "scatter"):  # out is a part of x
             out = x.view.narrow(0, start, shape[0])
             kept = torch.ones(given.shape, dtype=torch.bool)
@@ -87,9 +87,9 @@ class Played:
         unchanged = [(x.view, given, torch.ones(given.shape, dtype=torch.bool))]
         if step.place == "new" and not (step.collective == "scatter" and me != step.root):
             return x.view, None, [x], unchanged
-        out = Guarded(torch.zeros(shape, dtype=step.dtypes[2]), step.out_layout)
+        out = Guarded(torch.zeros(shape, dtype=step.dtypes[2], device=self.device), step.out_layout)
         if step.collective in ("reduce", "gather") and me != step.root:  # not written
-            unchanged.append((out.view, torch.zeros_like(out.view), torch.ones(shape, dtype=torch.bool)))
+            unchanged.append((out.view, torch.zeros_like(out.view).cpu(), torch.ones(shape, dtype=torch.bool)))
         return x.view, out.view, [x, out], unchanged
 
     def _result(self, me):
@@ -143,7 +143,7 @@ class Played:
         step = self.step
         if step.collective == "barrier":
             return
-        self.check_bits(results)
+        self.check_bits([r if r is None else r.cpu() for r in results])
         for guard in itertools.chain(*self.memory):
             guard.check()
         written_in_place = ("broadcast", "send", "all_reduce", "all_to_all")
@@ -153,7 +153,8 @@ class Played:
             if kept is None and step.collective not in written_in_place and me != step.root:
                 continue  # all_gather and gather, whose x is judged as a part of the result; reduce judges itself
             for tensor, expected, where in kept or ():
-                testing.assert_same_bits(tensor[where], expected[where], f"{step.name}, rank {me}: what is only read")
+                what = f"{step.name}, rank {me}: what is only read"
+                testing.assert_same_bits(tensor.cpu()[where], expected[where], what)
 
     def check_bits(self, results):
         """Judge what all ranks returned, and nothing else: where their tensors are in other processes."""

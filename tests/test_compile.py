@@ -15,13 +15,12 @@ import subprocess
 from concurrent.futures import wait
 from pathlib import Path
 
+import gpu_stand_in
 import pytest
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
 
-import tricoll
-from tricoll import bitcode, communicator, compile, dispatch
+from tricoll import arguments, bitcode, compile, dispatch
 from tricoll.compile import BF16_WIRE, GPU, KERNELS, catalogue
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'tricoll[cu13]'")
@@ -340,67 +339,43 @@ def test_branches_are_judged():
 # A launch finds what was compiled ahead of time
 
 
-class Driver:
-    """Says to Triton that there is a GPU, which is enough to compile for it."""
-
-    def __init__(self, arch):
-        self.arch = arch
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
-
-    def get_current_target(self):
-        return GPUTarget("cuda", self.arch, 32)
-
-
 @pytest.fixture(scope="module")
 def launches():
     """What the communicator passes to each kernel, for both kinds of link: from one call of each collective."""
-    from tricoll.fabric import sim
-
-    fabric = next(v for v in vars(sim).values() if isinstance(v, type) and "launch" in vars(v))
-    launch = fabric.launch
-    seen = {}
-
-    def watched(self, kernel, channels, arguments):
-        link = "mapped" if arguments["MAPPED"] else "put"
-        # Fabrics leave out what a kernel does not take.
-        taken = {name: value for name, value in arguments.items() if name in kernel.arg_names}
-        seen[link, kernel, taken.get("ROOTED")] = taken
-        return launch(self, kernel, channels, arguments)
 
     def calls(comm):
         x = torch.ones(compile.WORLD_SIZE, 16)
-        for algorithm, collective in communicator.KERNELS:
+        for algorithm, collective in arguments.KERNELS:
             if collective in ("all_reduce", "reduce_scatter", "reduce", "all_gather", "broadcast"):
                 if algorithm == "multimem" and not comm._settings.mapped:
                     continue
                 op = {} if collective in ("all_gather", "broadcast") else {"op": "avg"}
                 getattr(comm, collective)(x.clone(), wire="bf16", algo=algorithm, **op)
 
-    shape = {name: getattr(GPU, name) for name in ("slots", "slot_bytes", "window", "block", "node_size")}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fabric, "launch", watched)
-        for link in ("mapped", "put"):
-            tricoll.simulate(calls, compile.WORLD_SIZE, link=link, channels=1, **shape)
-    return seen
+    seen = gpu_stand_in.launches(calls, compile.WORLD_SIZE, "mapped", "put")
+    rooted = lambda kernel, given: given["ROOTED"] if "ROOTED" in kernel.arg_names else None
+    return {(link, kernel, rooted(kernel, given)): given for link, kernel, given in seen}
 
 
 @variants(*(v for v in MAIN if v.arch == 90))
 def test_a_launch_looks_up_what_was_compiled(compiled, launches, monkeypatch, alone):
     variant = compiled.variant
     kernel, _, constants = KERNELS[variant.kernel]
-    hits = []
-    monkeypatch.setattr(triton.runtime.driver, "_active", Driver(variant.arch))
+    hits, modules = [], []
     monkeypatch.setattr(triton.knobs.compilation, "listener", lambda *, cache_hit, **_: hits.append(cache_hit))
-    monkeypatch.setattr(kernel, "device_caches", collections.defaultdict(kernel.create_binder))
-    how = compile.options(variant.link, variant.arch)
-    launched = kernel.warmup(grid=(1,), **launches[variant.link, kernel, constants.get("ROOTED")], **how)
-    assert launched.hash == compiled.hash
-    assert hits == [True]
+    given = launches[variant.link, kernel, constants.get("ROOTED")]
+    with gpu_stand_in.gpu(variant.arch, [kernel]) as driver:
+        launch = gpu_stand_in.launcher(variant.link, variant.arch, modules.append)
+        for _ in range(2):
+            launch(kernel, GPU.channels, given)
+    assert hits == [True], "found in the cache, once"
+    assert (len(driver.loaded), modules) == (1, [71]), "loaded and initialised once"
+    for launched in driver.launched:
+        assert (launched.grid, launched.stream) == ((GPU.channels, 1, 1), 5)
+        assert launched.metadata.hash == compiled.hash
+        assert launched.metadata.launch_cooperative_grid
+        assert list(launched.args) == [given[name] for name in kernel.arg_names]
+    assert len(driver.launched) == 2
 
 
 # Each gate can fail

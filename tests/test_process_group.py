@@ -440,7 +440,7 @@ def mixed(comm):
     group = dist.new_group([0, 1])
     if comm.rank < 2:
         dist.all_reduce(x, group=group)
-    with pytest.raises(RuntimeError, match="no fabric for CUDA"):
+    with pytest.raises(RuntimeError, match=r"cannot serve CUDA tensors here: .*CUDA"):
         process_group.communicator()
     dist.destroy_process_group()
     return x[0].item(), objects
@@ -516,7 +516,8 @@ def sub_groups(comm):
 def test_nothing_grows_with_groups(pool):
     for seen in pool(2).run(sub_groups, limit=100):
         (files, threads), (files_early, threads_early) = seen[-1], seen[4]  # PyTorch's own come and stay
-        assert files <= files_early and threads <= threads_early, seen
+        # A thread may be on its way out, or PyTorch's next one have come; 15 groups would leave 15.
+        assert files <= files_early and threads <= threads_early + 3, seen
 
 
 def wrong_options(comm):

@@ -125,6 +125,20 @@ def test_many_calls_one_tally_and_a_world_of_calls_without():
     assert tricoll.simulate(many, 3).results == [(Totals(900.0, 0, 300.0, 0), True)] * 3
 
 
+@pytest.mark.parametrize("tiles", ["torch", "triton"])
+@pytest.mark.parametrize("algo", COUNTING)
+def test_programs_have_words_of_their_own(algo, tiles):
+    """They run at the same time on a GPU."""
+
+    def words(comm):
+        tally = comm.tally()
+        comm.all_reduce(torch.ones(1200), tally=tally, algo=algo)
+        return tally.words
+
+    run = tricoll.simulate(words, 4, channels=3, slot_bytes=1024, node_size=2, tiles=tiles)
+    assert all((each[:, 0] > 0).all() for each in run.results)
+
+
 def refusals(comm):
     x, said = torch.ones(8), []
     for call in (

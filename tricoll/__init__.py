@@ -26,7 +26,7 @@ from .fabric.sim import Simulation
 from .pool import launch
 from .tensors import premul_sum
 from .work import Work
-from .world import destroy, init, simulate
+from .world import destroy, init, loopback, simulate
 
 process_group.register()
 
@@ -53,6 +53,7 @@ __all__ = [
     "gather",
     "init",
     "launch",
+    "loopback",
     "ops",
     "premul_sum",
     "recv",

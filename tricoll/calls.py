@@ -5,6 +5,7 @@ Arguments are checked here, before data move.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Sequence
@@ -46,6 +47,10 @@ class Call:
     sizes: tuple[int, ...] | None = None  # along dimension 0, a rank each
 
     def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         name = lambda dtype: str(dtype).removeprefix("torch.")
         # What only one rank has, or each for itself, is not compared: the root's output, and a scatter's outputs.
         words = [f"{name(self.wire if self.collective == 'scatter' else self.dtype)}[{self._count}]"]
@@ -75,7 +80,7 @@ class Call:
         """Whether elements keep their bits, so that their type does not matter."""
         return self.moves and self.dtype == self.wire == self.out
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> int:
         """24 bits. The same at both ends of a message, where the plan may differ from rank to rank."""
         text = str(self).replace("recv(", "send(", 1)
@@ -102,6 +107,12 @@ class Request:
     tally: Tally | None = None  # where the kernel counts
     detail: Any = None  # what other ranks compare with theirs: rows to and from each rank
     shape: tuple[int, ...] = field(default=())
+
+    @property
+    def peer(self) -> int:
+        """The other rank of a send or recv."""
+        assert self.table is not None
+        return max(row.index(max(row)) for row in self.table[1::2] if max(row) >= 0)
 
 
 class Prepare:
@@ -326,7 +337,7 @@ class Prepare:
             raise TypeError(f"{name} is {t.layout}: give its dense form")
         if t.dtype not in DTYPES.values():
             raise TypeError(f"{name} is {t.dtype}; supported are {sorted(DTYPES)}")
-        if t.device.type != self.device.type:
+        if t.device.type != self.device.type or self.device.index not in (None, t.device.index):
             raise ValueError(f"{name} is on {t.device}, and this communicator's ranks are on {self.device}")
 
     def types(self, x: torch.Tensor, out: Any, shape: tuple[int, ...], wire: Any) -> torch.dtype:

@@ -15,49 +15,22 @@ from typing import Any
 
 import torch
 
-from . import cost, dispatch, topology, workspace
+from . import cost, dispatch, workspace
+from .arguments import ALL, Arguments, Tables
 from .calls import PAIRWISE, Call, Prepare, Request
-from .control import Control, Failure
+from .completion import Completion, Immediate
+from .control import Control
+from .enqueue import StreamQueue, settle
 from .errors import CollectiveError, CollectiveMismatch
 from .fabric.base import Fabric, Heap
-from .kernels import direct, exchange, flagged, hierarchical, link, multimem, ring, rooted, tree
-from .kernels.jit import TRITON
+from .kernels import link
 from .kernels.numerics import Reduction, accumulator, finish_, scale_
 from .tally import Tally
-from .tensors import BOOLEAN, COMPLEX, INTEGERS, patterns, plain, reals
+from .tensors import COMPLEX, plain
+from .watch import Watch
 from .work import ANY, Lane, Queue, Work
 
-KERNELS = {
-    ("ring", "all_reduce"): ring.all_reduce,
-    ("ring", "reduce_scatter"): ring.reduce_scatter,
-    ("ring", "all_gather"): ring.all_gather,
-    ("ring", "broadcast"): rooted.broadcast,
-    ("ring", "reduce"): rooted.reduce,
-    ("tree", "all_reduce"): tree.all_reduce,
-    ("tree", "broadcast"): rooted.broadcast,
-    ("tree", "reduce"): rooted.reduce,
-    ("two_shot", "all_reduce"): direct.two_shot,
-    ("two_shot", "reduce"): direct.two_shot,
-    ("two_shot", "reduce_scatter"): direct.reduce_scatter,
-    ("two_shot", "all_gather"): exchange.exchange,
-    ("hierarchical", "all_reduce"): hierarchical.all_reduce,
-    ("hierarchical", "reduce_scatter"): hierarchical.reduce_scatter,
-    ("hierarchical", "all_gather"): hierarchical.all_gather,
-    ("multimem", "all_reduce"): multimem.all_reduce,
-    ("one_shot", "all_reduce"): direct.one_shot,
-    ("one_shot", "reduce"): direct.one_shot,
-    ("one_shot", "broadcast"): rooted.broadcast,
-    ("one_shot", "gather"): exchange.exchange,
-    ("one_shot", "scatter"): exchange.exchange,
-    ("one_shot", "all_to_all"): exchange.exchange,
-    ("one_shot", "barrier"): exchange.exchange,
-    ("one_shot", "send"): exchange.exchange,
-    ("one_shot", "recv"): exchange.exchange,
-}
-FLAGGED = {("one_shot", "all_reduce"): flagged.all_reduce}  # see dispatch.flagged
 PATIENCE = 30.0  # seconds that destroy() gives calls to finish, if the timeout does not give them less
-TABLES = 512  # small tables that are kept on the device
-
 
 _numbers = itertools.count(1)
 _named: weakref.WeakValueDictionary[str, Communicator] = weakref.WeakValueDictionary()
@@ -83,14 +56,28 @@ class Communicator:
         counters = sum(part.counters for part in self._parts.values())
         self._counters = torch.zeros(counters, dtype=torch.int64, device=fabric.device)
         self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
-        self._tables: dict[tuple[int, ...], torch.Tensor] = {}
         self._profile = profile
         self._prepare = Prepare(fabric.rank, fabric.world_size, settings, profile, fabric.device)
         self._control = Control(fabric, timeout, check)
+        self._streams = getattr(fabric, "streams", None)  # of a fabric whose launches return at once
+        self._queue: Queue | StreamQueue
+        self._completion: Completion
+        if self._streams is None:
+            self._queue = Queue(self._control.late, fabric.stop, fabric.asynchronous)
+            self._completion = Immediate(self._control, self._status)
+        else:
+            settle(self._streams)  # counters and blocks are there for whatever stream comes first
+            drain = weakref.WeakMethod(self._drain)  # a communicator that is gone has no memory to write to
+            self._queue = StreamQueue(self._streams, lambda: (method := drain()) and method())
+            self._completion = Watch(self._control, self._streams, self._queue, self._status)
+        if self._heap is not None:
+            table = Tables(lambda values: values) if self._streams is None else Tables(self._streams.upload, ALL)
+            self._arguments: Arguments | None = Arguments(
+                fabric.rank, fabric.world_size, settings, self._heap, self._parts, self._counters, table
+            )
         self.name = str(next(_numbers))  # in this process, for what cannot hold an object
         _named[self.name] = self
         self._lock = threading.Lock()  # of what calls that run beside each other share
-        self._queue = Queue(self._control.late, fabric.stop, fabric.asynchronous)
 
     @property
     def rank(self) -> int:
@@ -331,6 +318,8 @@ class Communicator:
             lane = ("recv", source)
             return self._run("recv", async_op, lambda p: p.pair("recv", x, source, wire), lane=lane, tag=tag)
         self._check_usable()
+        if self._streams is not None:
+            raise ValueError("a receive from any rank would have to wait for the GPU: name the source")
         some = self._prepare.pair("recv", x, (self.rank + 1) % self.world_size, wire)  # looks at the arguments
         what = str(some.call).replace("recv(", "recv from any rank(", 1)
 
@@ -343,8 +332,14 @@ class Communicator:
         return self._made(work, async_op)
 
     def barrier(self, *, async_op: bool = False) -> Any:
-        """Return when all ranks have called it; with ``async_op``, a Work that has finished then."""
-        return self._run("barrier", async_op, lambda p: p.barrier(), keep=False)
+        """Return when all ranks have called it; with ``async_op``, a Work that has finished then.
+
+        On GPUs this waits for all calls before it, and raises the error of one that has failed.
+        """
+        work = self._run("barrier", async_op, lambda p: p.barrier(), keep=False)
+        if not async_op:
+            self._queue.settle()
+        return work
 
     def explain(self, collective: str, nbytes: int) -> cost.Explanation:
         """Which algorithm ``algo="auto"`` takes, and what each would cost by the model.
@@ -358,15 +353,19 @@ class Communicator:
         """What this rank has done so far.
 
         ``calls``; ``puts``, messages with data; ``payload_bytes``, the bytes in them, in the wire dtype; ``signals``,
-        flags without data; ``seconds`` spent in collectives.
+        flags without data; ``seconds`` spent in collectives, and of these ``exposed_seconds``, for which callers were
+        held up (in synchronous calls, or waiting for asynchronous ones), and ``hidden_seconds``, the others. On GPUs
+        calls are enqueued: seconds are those of the host, and streams wait, not callers.
         """
-        counted = self._fabric.counters
+        counted, exposed = self._fabric.counters, min(self._queue.exposed, self._seconds)
         return {
             "calls": self._calls,
             "puts": counted.puts,
             "payload_bytes": counted.payload_bytes,
             "signals": counted.signals,
             "seconds": self._seconds,
+            "exposed_seconds": exposed,
+            "hidden_seconds": self._seconds - exposed,
         }
 
     def tally(self) -> Tally:
@@ -387,11 +386,12 @@ class Communicator:
             return
         ended = self._queue.close(patience, "the communicator was destroyed")
         self._unusable = "destroyed"
+        self._completion.close()
         self._control.close()
         if self._queue.cut_short:
             self._fabric.sequence -= 1  # the others shall not wait for this rank's part in that call
         if ended:  # else a thread is still using the memory, which is better kept than taken from it
-            self._heap = None
+            self._heap = self._arguments = None
             self._fabric.close()
 
     def __enter__(self) -> Communicator:
@@ -403,6 +403,10 @@ class Communicator:
         self._end(min(self._timeout, PATIENCE) if error is None else 0.0)
 
     # For what is built on it.
+
+    def request(self, prepare: Callable[[Prepare], Request]) -> Request:
+        """What a call would be, without making it: ``prepare`` as in :mod:`tricoll.calls`, and its errors."""
+        return prepare(self._prepare)
 
     def collective(
         self,
@@ -428,7 +432,7 @@ class Communicator:
             if after is not None:
                 after()
 
-        work = self._work(str(request.call), run, value)
+        work = self._work(str(request.call), run, value, blocks=collective == "barrier")
         self._made(work, async_op)
         return work
 
@@ -463,7 +467,7 @@ class Communicator:
         request = self._checked(collective, prepare)
         result = request.result if keep else None
         run = lambda: self._perform(request, tag)
-        return self._made(self._work(str(request.call), run, result, lane), async_op)
+        return self._made(self._work(str(request.call), run, result, lane, collective == "barrier"), async_op)
 
     def _checked(self, collective: str, prepare: Callable[[Prepare], Request]) -> Request:
         self._check_usable()
@@ -474,9 +478,11 @@ class Communicator:
                 self._refuse(f"{collective}: refused, {error}")
             raise
 
-    def _work(self, what: str, run: Callable[[], Any], result: Any, lane: Lane = None) -> Work:
+    def _work(self, what: str, run: Callable[[], Any], result: Any, lane: Lane = None, blocks: bool = False) -> Work:
         """A call that is yet to be made. Calls of this communicator that ``run`` makes are part of it."""
-        return Work(self._queue, f"rank {self.rank}, {what}", run, result, lane)
+        work = self._queue.work(self._queue, f"rank {self.rank}, {what}", run, result, lane)
+        work.blocks = blocks
+        return work
 
     def _made(self, work: Work, async_op: bool) -> Any:
         """Have a call made when it is its turn: its handle, or its result."""
@@ -490,6 +496,7 @@ class Communicator:
             raise CollectiveError(
                 f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
             )
+        self._completion.check()
 
     def _first_sender(self, what: str) -> int:
         """The rank of the first message that waits here, among those that :meth:`send` sends. Waits for one."""
@@ -526,6 +533,7 @@ class Communicator:
                 _alone(call, source, target, request.tally)
         if target.data_ptr() != result.data_ptr() and self._writes(call):
             result.detach().copy_(target.view(result.shape))
+        self._completion.used([x, result])
         with self._lock:
             self._calls += 1
             self._seconds += time.perf_counter() - start
@@ -535,6 +543,8 @@ class Communicator:
 
     def _refuse(self, reason: str) -> None:
         """Let the others know that this rank takes no part in a call, instead of letting them wait."""
+        if self._streams is not None and self._streams.capturing():
+            return
         if self._queue.empty or self._queue.inside:
             self._tell(reason)
         else:  # when it is the call's turn, which the caller need not wait for to hear of its mistake
@@ -554,7 +564,8 @@ class Communicator:
             yield
         except CollectiveError as error:
             # After a mismatch all ranks have emptied their links together; two of them cannot.
-            if not isinstance(error, CollectiveMismatch) or (call and call.collective in PAIRWISE):
+            spoilt = isinstance(error.__cause__, CollectiveError) or (call and call.collective in PAIRWISE)
+            if spoilt or not isinstance(error, CollectiveMismatch):
                 self._unusable = f"call {self._control.sequence} failed: {error}"
             raise
 
@@ -566,90 +577,30 @@ class Communicator:
         tag: int = 0,
         patience: float | None = None,
     ) -> None:
-        assert self._heap is not None
-        call, settings, n = request.call, self._settings, self.world_size
-        plan, collective = call.plan, call.collective
-        wire = COMPLEX.get(call.wire, torch.uint8 if call.wire == torch.bool else call.wire)
-        per = 2 if call.dtype in COMPLEX else 1
-        if call.exact:
-            x, out, wire = patterns(x), patterns(out), INTEGERS[wire.itemsize]
-        else:
-            x, out = reals(x), reals(out)
-        family = dispatch.family(plan.algorithm, collective, wire.itemsize, settings)
-        part = self._parts[family]
-        kernel = KERNELS.get((plan.algorithm, collective), ring.all_reduce)
-        slot = dispatch.slot_bytes(family, n, settings) // wire.itemsize
-        if family == "flagged":
-            kernel, slot = FLAGGED[plan.algorithm, collective], dispatch.slot_bytes(family, n, settings) // 8
-        # A send and a receive may run beside each other.
-        report = torch.zeros_like(self._status) if collective in PAIRWISE else self._status
-        arguments = {
-            "x": x,
-            "out": out,
-            "heap": self._heap.words[part.start : part.start + part.words],
-            "bases": self._heap.bases,
-            "counters": self._counters[part.counter : part.counter + part.counters],
-            "status": report,
-            "edges": self._table(plan.edges),
-            "tally": None if request.tally is None else request.tally.words,
-            "piece": plan.piece,
-            "pieces": plan.pieces,
-            "me": self.rank,
-            "world": n,
-            "node_size": settings.node_size,
-            "channels": settings.channels,
-            "fingerprint": (call.fingerprint + tag % (1 << 24)) % (1 << 24),
-            "timeout": int((patience or self._timeout) * 1e9),
-            "scale": call.op.scale,
-            "WIRE": TRITON[wire],
-            "OP": BOOLEAN[call.op.name] if call.dtype == torch.bool else call.op.name,
-            "MAPPED": settings.mapped,
-            "SLOTS": settings.slots,
-            "SLOT": slot,
-            "WINDOW": settings.window,
-            "ALIGNED": plan.aligned,
-            "BLOCK": block(family, settings),
-        }
-        if kernel is exchange.exchange:
-            assert request.table is not None
-            rows = [[v if v < 0 else v * per for v in row] for row in request.table]
-            arguments["table"] = self._table(tuple(v for row in rows for v in row))
-            arguments["piece"] = slot
-            most = -(-max(max(rows[1]), max(rows[3]), 0) // settings.channels)
-            arguments["pieces"] = max(1, -(-(most + 15) // slot))
-            arguments["ALIGNED"] = all(start % 16 == 0 for start in (*rows[0], *rows[2]))
-            arguments["counted"] = int(collective not in PAIRWISE)
-        elif kernel is multimem.all_reduce:
-            assert self._heap.multicast is not None
-            arguments["multicast"] = self._heap.multicast[part.start : part.start + part.words]
-        elif kernel is tree.all_reduce:
-            arguments["nodes"] = self._table(topology.double_tree_table(self.rank, n))
-        elif kernel in (rooted.broadcast, rooted.reduce):
-            arguments["nodes"] = self._table(topology.rooted(collective, plan.algorithm, self.rank, n, call.root or 0))
-        else:
-            arguments["root"], arguments["roots"] = (0, n) if call.root is None else (call.root, 1)
-            arguments["ROOTED"] = call.root is not None
-        self._fabric.launch(kernel, settings.channels, arguments)
-        status = report.tolist()
-        failures = [Failure(c, *words[:7]) for c, words in enumerate(status) if words[0] != link.OK]
-        if failures:
-            error = self._control.explain(str(call), failures, pair=collective in PAIRWISE)
-            if isinstance(error, CollectiveMismatch) and collective not in PAIRWISE:
-                try:
-                    self._start_afresh()
-                except CollectiveError as trouble:  # ranks that only sent have gone on, and do not know
-                    self._unusable = f"call {self._control.sequence} failed: {error}"
-                    raise error from trouble
-            raise error
+        assert self._arguments is not None
+        call, collective = request.call, request.call.collective
+        pair = (collective, request.peer) if collective in PAIRWISE else None
+        status = self._completion.status(pair)
+        kernel, arguments = self._arguments.of(request, x, out, status, patience or self._timeout, tag)
+        self._fabric.launch(kernel, self._settings.channels, arguments)
+        error = self._completion.launched(str(call), arguments["fingerprint"], status, pair)
+        if isinstance(error, CollectiveMismatch) and pair is None:
+            try:
+                self._start_afresh()
+            except CollectiveError as trouble:  # ranks that only sent have gone on, and do not know
+                error.__cause__ = trouble
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # whose traceback keeps this frame, and with it the communicator
 
-    def _table(self, values: tuple[int, ...]) -> torch.Tensor:
-        """Integers that a kernel looks up, in the device's memory."""
-        with self._lock:
-            if values not in self._tables:
-                if len(self._tables) >= TABLES:
-                    self._tables.pop(next(iter(self._tables)))
-                self._tables[values] = torch.tensor(values, dtype=torch.int64, device=self._fabric.device)
-            return self._tables[values]
+    def _drain(self) -> None:
+        """Have the kernels that are on the device give up, as if another rank had told them to."""
+        self._fabric.stop()
+        if self._heap is not None and self._streams is not None:
+            flags = [self._heap.words[part.start : part.start + 1] for part in self._parts.values()]
+            self._streams.write(flags, (1 << 16) | (self.rank + 1))  # of the first epoch: whatever call they are in
 
     def _start_afresh(self) -> None:
         """Empty all links, after a call in which all ranks gave up: the next call finds them as at the start."""
@@ -661,11 +612,6 @@ class Communicator:
         self._counters.zero_()
         self._status.zero_()
         self._control.meet()  # all ranks have emptied theirs
-
-
-def block(family: str, settings: dispatch.Settings) -> int:
-    """Elements, or words with flags in them, a pass of the bulk loop."""
-    return max(16, settings.block // 4) if family == "flagged" else settings.block
 
 
 def named(name: str) -> Communicator:

@@ -2,8 +2,8 @@
 
 A :class:`Variant` names one binary: a kernel, a kind of link, an architecture and the dtypes. :func:`build` compiles it
 exactly as a launch would, so it lands in Triton's cache under the key that the launch looks up (with the settings of
-:data:`GPU` and 16-byte aligned tensors). :data:`GATES` are what must hold for the machine code: on no machine without
-several GPUs can it be run, so it is read instead.
+:mod:`tricoll.gpu` and 16-byte aligned tensors). :data:`GATES` are what must hold for the machine code: on no machine
+without several GPUs can it be run, so it is read instead.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from triton.compiler import ASTSource, make_backend
 from triton.errors import TritonError
 from triton.runtime.jit import MockTensor, create_function_from_signature
 
-from . import bitcode, communicator, dispatch
+from . import arguments, bitcode, dispatch
+from .gpu import GPU, REGISTERS, WARPS, options
 from .kernels.jit import TRITON
 
 ARCHS = (80, 90, 100)
@@ -42,15 +43,7 @@ DTYPES = (
     (torch.float16, torch.float16, torch.float16),
 )
 """The dtypes that are worth compiling ahead of time."""
-
-# 8 warps with 16 elements a thread keep 24 KB of a ring step in flight a program. 4096 elements on 4 warps spill;
-# 2048 on 8 take 150 registers for half the bytes; 4096 on 16 take the whole register file.
-GPU = dispatch.Settings(mapped=True, channels=16, slots=4, slot_bytes=1 << 20, window=2, block=4096, node_size=4)
-WARPS = 8
 WORLD_SIZE = 8
-# Left to itself, ptxas spills to reach 128 registers a thread, two programs an SM, which a collective has no use for.
-REGISTERS = 65536 // (32 * WARPS) - 1
-"""The most registers that a thread may take: one program has an SM's register file to itself."""
 
 
 class Shape(NamedTuple):
@@ -106,14 +99,14 @@ class Entry(NamedTuple):
 
 def _entries() -> dict[str, Entry]:
     found: dict[str, Entry] = {}
-    for (algorithm, collective), kernel in communicator.KERNELS.items():
+    for (algorithm, collective), kernel in arguments.KERNELS.items():
         name, constants = f"{kernel.__module__.rpartition('.')[2]}.{kernel.__name__}", {}
         if "ROOTED" in kernel.arg_names:
             constants["ROOTED"] = collective == "reduce"
             name += ".reduce" if constants["ROOTED"] else ""
         # 1 byte: never with flags in the data.
         found.setdefault(name, Entry(kernel, dispatch.family(algorithm, collective, 1, GPU), constants))
-    for kernel in communicator.FLAGGED.values():
+    for kernel in arguments.FLAGGED.values():
         found[f"flagged.{kernel.__name__}"] = Entry(kernel, "flagged", {})
     return found
 
@@ -217,14 +210,6 @@ def catalogue(
     return list(variants)
 
 
-def options(link: str, arch: int) -> dict[str, Any]:
-    """How kernels are compiled for a GPU: keyword arguments of the launch."""
-    chosen: dict[str, Any] = {"num_warps": WARPS, "maxnreg": REGISTERS, "enable_fp_fusion": False}
-    if link == "put":
-        chosen["extern_libs"] = {"libnvshmem_device": str(bitcode.slim(arch))}
-    return chosen
-
-
 def build(variant: Variant, settings: dispatch.Settings = GPU, world_size: int = WORLD_SIZE) -> Compiled:
     """Compile a variant, or take it from Triton's cache.
 
@@ -307,15 +292,15 @@ def _source(
         "WINDOW": settings.window,
         "ALIGNED": True,
         "tally": MockTensor(torch.float64) if variant.tally else None,
-        "BLOCK": communicator.block(family, settings),
+        "BLOCK": arguments.block(family, settings),
         **constants,
     }
     words = MockTensor(torch.int64)
-    arguments = {p.name: given.get(p.name, 1 if p.annotation_type else words) for p in kernel.params}
+    passed = {p.name: given.get(p.name, 1 if p.annotation_type else words) for p in kernel.params}
     backend = make_backend(target)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
-    bound, specialization, rest = bind(**arguments, **chosen)
-    _, *parts = kernel._pack_args(backend, {**arguments, **chosen}, bound, specialization, rest)
+    bound, specialization, rest = bind(**passed, **chosen)
+    _, *parts = kernel._pack_args(backend, {**passed, **chosen}, bound, specialization, rest)
     return ASTSource(kernel, *parts)  # signature, constants, attributes
 
 

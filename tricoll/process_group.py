@@ -3,8 +3,9 @@
     import torch, tricoll
     torch.distributed.init_process_group("tricoll")
 
-Importing tricoll registers it, for CPU tensors (the ``host`` fabric), and for CUDA tensors, which are an error with a
-reason as long as there is no fabric for GPUs. ``"cpu:gloo,cuda:tricoll"`` leaves CPU tensors to Gloo.
+Importing tricoll registers it, for CPU tensors (the ``host`` fabric), and for CUDA tensors (the ``nvshmem`` fabric;
+where that cannot be used, they are an error with the reason). A group is for one of them: ``"tricoll"`` for CPU
+tensors, ``"cpu:gloo,cuda:tricoll"`` for CUDA tensors, with CPU tensors left to Gloo.
 
 Every call of ``torch.distributed`` is served; each is one call of the group's communicator where that has the same,
 and otherwise a few of them that keep together. Groups of the same ranks do not share anything. Differences from Gloo:
@@ -31,6 +32,7 @@ import torch.distributed as dist
 
 from .communicator import Communicator
 from .errors import CollectiveError, CollectiveTimeout
+from .fabric import nvshmem
 from .sparse import sparse_all_reduce
 from .tensors import premul_sum
 from .work import ANY, Work
@@ -56,10 +58,13 @@ def _create(options: Any, given: Any) -> ProcessGroup:
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     name = f"{NAME}/{_once(dist.PrefixStore(NAME, options.store), rank, size, timeout.total_seconds())}"
     store = dist.PrefixStore(name, options.store)
-    if _for_cuda_only(options.store, f"{name}/device/{rank}"):
-        return ProcessGroup(store, rank, size, None, _gloo(dist.PrefixStore("gloo", store), rank, size, timeout))
-    comm = connect(store, rank, size, timeout=timeout.total_seconds(), **(given or {}))
-    return ProcessGroup(store, rank, size, comm)
+    settings = {"timeout": timeout.total_seconds(), **(given or {})}
+    if not _for_cuda_only(options.store, f"{name}/device/{rank}"):
+        return ProcessGroup(store, rank, size, connect(store, rank, size, **settings))
+    gloo = _gloo(dist.PrefixStore("gloo", store), rank, size, timeout)
+    if reason := nvshmem.unavailable():
+        return ProcessGroup(store, rank, size, None, gloo, reason)
+    return ProcessGroup(store, rank, size, connect(store, rank, size, "nvshmem", **settings), gloo)
 
 
 def _once(store: dist.Store, rank: int, size: int, timeout: float) -> str:
@@ -150,11 +155,12 @@ class ProcessGroup(dist.ProcessGroup):
         size: int,
         comm: Communicator | None,
         gloo: dist.ProcessGroup | None = None,
+        reason: str = "",
     ) -> None:
-        """``comm``: None if there is no fabric for the group's device; ``gloo``: who serves CPU tensors then."""
+        """``gloo``: who serves CPU tensors, if that is not ``comm``; ``reason``: why ``comm`` is None."""
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.gloo = gloo
-        self._comm, self._store = comm, store
+        self._comm, self._store, self._reason = comm, store, reason
         self._name = self._desc = ""
 
     @property
@@ -162,8 +168,8 @@ class ProcessGroup(dist.ProcessGroup):
         """What carries out this group's calls."""
         if self._comm is None:
             raise CollectiveError(
-                "tricoll has no fabric for CUDA tensors yet: use init_process_group('tricoll') with CPU tensors, or "
-                "another backend for 'cuda'"
+                f"tricoll cannot serve CUDA tensors here: {self._reason}. Use init_process_group('tricoll') with CPU "
+                "tensors, or another backend for 'cuda'"
             )
         return self._comm
 

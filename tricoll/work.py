@@ -30,7 +30,7 @@ class Work(dist.Work):
     ``submitted``, ``started`` and ``ended`` are times of ``time.perf_counter()``, 0.0 while they are in the future.
     """
 
-    def __init__(self, queue: Queue, what: str, run: Callable[[], Any], value: Any, lane: Lane = None) -> None:
+    def __init__(self, queue: Any, what: str, run: Callable[[], Any], value: Any, lane: Lane = None) -> None:
         """``run`` carries the call out; ``value`` is its result. For ``lane`` see :class:`Queue`."""
         super().__init__()
         self.what, self.lane, self.submitted = what, lane, time.perf_counter()
@@ -41,6 +41,7 @@ class Work(dist.Work):
         self._lock = threading.Lock()
         self._promise: torch.futures.Future[Any] | None = None
         self._future: torch.futures.Future[Any] | None = None
+        self.blocks = False  # whether wait() must hold its caller up: a barrier is for that
         self.source = -1  # the rank from which a message came, where the caller did not say which
 
     def __repr__(self) -> str:
@@ -67,7 +68,10 @@ class Work(dist.Work):
                 f"a callback of an earlier call waits for {self.what}, which can only start when that callback has "
                 "returned: chain callbacks with get_future().then(...) instead"
             )
-        if not self._done.wait(seconds or None):
+        start = time.perf_counter()
+        done = self._done.wait(seconds or None)
+        self._queue.exposed += time.perf_counter() - start
+        if not done:
             reason = self._queue.why(self)
             raise CollectiveTimeout(f"{self.what} has not finished within {seconds:g} s. {reason}")
         if self._error is not None:
@@ -88,6 +92,15 @@ class Work(dist.Work):
     def exception(self) -> BaseException | None:
         """What :meth:`wait` would raise; None if the call went well or has not finished yet."""
         return self._error if self._done.is_set() else None
+
+    def outcome(self) -> Any:
+        """The result of a call that has been carried out, or its error."""
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._value
+        finally:
+            self = None  # type: ignore[assignment]  # as in carry_out
 
     def result(self) -> Any:
         """What the call would have returned without ``async_op``, once it has finished."""
@@ -164,6 +177,8 @@ class Queue:
     that is waited for at once runs in its caller's thread, unless it has to wait for others.
     """
 
+    work = Work
+
     def __init__(self, late: Callable[[], list[int]], stop: Callable[[], None], asynchronous: bool) -> None:
         """``late``: the ranks that have not begun this rank's current collective; the others as a fabric's."""
         self._late, self._stop, self._asynchronous = late, stop, asynchronous
@@ -172,9 +187,10 @@ class Queue:
         self._threads: set[threading.Thread] = set()
         self._idle = 0  # of them wait for work
         self._closed, self._stopped = False, ""
+        self.exposed = 0.0  # seconds for which callers were held up
         self.cut_short = False  # whether a collective was given up in the middle
         self._here = threading.local()
-        _queues.add(self)
+        at_exit(self)
 
     @property
     def inside(self) -> bool:
@@ -199,8 +215,12 @@ class Queue:
 
     def call(self, work: Work) -> Any:
         """Have a call made, and return its result."""
-        if self.inside or not self._asynchronous:
+        start = time.perf_counter()
+        if self.inside:  # the call that it is part of is counted
             work.carry_out()
+        elif not self._asynchronous:
+            work.carry_out()
+            self.exposed += time.perf_counter() - start
         else:
             with self._turn:
                 self._calls.append(work)
@@ -211,6 +231,7 @@ class Queue:
                     self._wake()
             if mine:
                 self._carry_out(work)
+                self.exposed += time.perf_counter() - start
                 with self._turn:
                     self._wake()
         try:
@@ -218,10 +239,13 @@ class Queue:
         finally:
             del work  # as in Work.carry_out
 
+    def settle(self) -> None:
+        """A call that was not asynchronous is over when it returns."""
+
     def why(self, work: Work) -> str:
         """What a call waits for, in words."""
         with self._turn:
-            first = next((w for w in self._calls if w is work or _ordered(w.lane, work.lane)), work)
+            first = next((w for w in self._calls if w is work or ordered(w.lane, work.lane)), work)
         queued = f"It is queued behind {first.what}. " if first is not work else ""
         if first.lane is not None:
             return (
@@ -271,7 +295,7 @@ class Queue:
         for i, work in enumerate(self._calls):
             if work.lane is None and i:
                 return None
-            if not work.started and not any(_ordered(before.lane, work.lane) for before in self._calls[:i]):
+            if not work.started and not any(ordered(before.lane, work.lane) for before in self._calls[:i]):
                 return work
             if work.lane is None:
                 return None
@@ -320,12 +344,25 @@ class Queue:
         del work  # as in Work.carry_out
 
 
-def _ordered(a: Lane, b: Lane) -> bool:
-    # Whether calls of two lanes keep the order in which they were made.
+def ordered(a: Lane, b: Lane) -> bool:
+    """Whether calls of two lanes keep the order in which they were made."""
     return a is None or b is None or (a[0] == b[0] and (a[1] == b[1] or ANY in (a[1], b[1])))
 
 
-_queues: weakref.WeakSet[Queue] = weakref.WeakSet()
+_queues: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def at_exit(queue: Any) -> None:
+    """Close a queue when the program ends, if it is still there."""
+    _queues.add(queue)
+
+
+def after_exit(fn: Callable[[], None]) -> None:
+    """Call a function when the program ends, after all queues have been closed."""
+    _last.append(fn)
+
+
+_last: list[Callable[[], None]] = []
 
 
 @atexit.register
@@ -333,3 +370,5 @@ def _end() -> None:
     # A thread that is in the middle of a kernel when the interpreter goes away would crash it.
     for queue in list(_queues):
         queue.close(AT_EXIT, "the program has ended")
+    for fn in _last:
+        fn()

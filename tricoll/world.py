@@ -14,8 +14,10 @@ import torch.distributed as dist
 
 from . import cost, work
 from .communicator import Communicator
+from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
-from .fabric import sim
+from .fabric import loopback as one_gpu
+from .fabric import nvshmem, sim
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
 from .workspace import CPU, settings_for
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 _default: Communicator | None = None
 _epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
-FABRICS = ("auto", "host", "openshmem")
+FABRICS = ("auto", "host", "openshmem", "nvshmem")
 
 
 def init(
@@ -33,7 +35,7 @@ def init(
     fabric: str = "auto",
     timeout: float = 30.0,
     *,
-    check: bool = True,
+    check: bool | None = None,
     link: str = "auto",
     channels: int | None = None,
     slots: int | None = None,
@@ -53,22 +55,24 @@ def init(
             MASTER_ADDR and MASTER_PORT (as ``torchrun`` sets them), else the PEs of an OpenSHMEM program, else a world
             of one.
         fabric: "host" (processes of this machine, shared memory), "openshmem" (processes that ``oshrun`` has started,
-            on one host or several), or "auto": "openshmem" if OMPI_COMM_WORLD_SIZE is set (by ``oshrun`` and
-            ``mpirun``), RANK is not and ``torch.distributed`` is not initialised, else "host".
+            on one host or several), "nvshmem" (one process a GPU, for CUDA tensors), or "auto": "openshmem" if
+            OMPI_COMM_WORLD_SIZE is set (by ``oshrun`` and ``mpirun``), RANK is not and ``torch.distributed`` is not
+            initialised, else "host".
         timeout: seconds that a rank waits for others, here and in every collective.
         check: compare the call with the other ranks' before each collective. Without it, calls that differ are still
-            found, by the fingerprints on the links, but the output may have been written to by then.
+            found, by the fingerprints on the links, but the output may have been written to by then. None: on CPUs. On
+            GPUs each comparison holds the caller up, as no other call does, and is for debugging.
         link: "mapped" (write into the peer's memory) or "put" (stage and put-with-signal). "auto": TRICOLL_LINK, else
-            mapped on "host", and put on "openshmem".
+            mapped on "host", put on "openshmem", and on "nvshmem" mapped where all ranks are.
         channels, slots, slot_bytes, window, block: the shape of the links, for experts and tests; each also as
             TRICOLL_CHANNELS and so on. Heap a rank: channels x slots x slot_bytes, twice that on put links.
         node_size: ranks a node, for algo="hierarchical"; ranks 0 to node_size - 1 are one node, and so on. None:
-            TRICOLL_NODE_SIZE, else 0: all ranks are in one.
+            TRICOLL_NODE_SIZE, else, with "nvshmem", as many as the hosts say, else 0: all ranks are in one.
         reproducible: choose only algorithms whose bits depend on the ranks' values alone, whatever the size and place
             of an element: one_shot and two_shot. None: TRICOLL_REPRODUCIBLE (0 or 1), else no.
         profile: the machine's constants, by which algo="auto" chooses: a built-in name ("host", "nvlink", ...) or a
             file, see :mod:`tricoll.cost`. None: TRICOLL_PROFILE, else what ``tricoll tune`` has stored for this
-            machine, else "host".
+            machine, else "host"; on GPUs "nvlink" or "nic-400g".
         tiles: how the bulk loops run on a CPU: "torch", or "triton" to interpret them. None: TRICOLL_TILES, else torch.
 
     Raises:
@@ -110,7 +114,7 @@ def connect(
     world_size: int,
     fabric: str = "auto",
     timeout: float = 30.0,
-    check: bool = True,
+    check: bool | None = None,
     tiles: str | None = None,
     profile: cost.Profile | str | Path | None = None,
     **settings: Any,
@@ -120,17 +124,14 @@ def connect(
         raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
-    chosen = settings_for(**settings, base=replace(CPU, mapped=fabric != "openshmem"))
-    constants = profile or os.environ.get("TRICOLL_PROFILE")
-    if constants is None:
-        from . import tune
-
-        name, link = "host" if fabric == "auto" else fabric, "mapped" if chosen.mapped else "put"
-        constants = tune.find(name, world_size, chosen.node_size, link) or "host"
-    constants = constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
+    # Before anybody is waited for; on GPUs it depends on what they are.
+    chosen = None if fabric == "nvshmem" else settings_for(**settings, base=replace(CPU, mapped=fabric != "openshmem"))
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
     try:
-        return Communicator(below, chosen, timeout, check, constants)
+        chosen = chosen or settings_for(**settings, base=_base(below))
+        on_gpu = below.device.type == "cuda"
+        constants = _constants(profile, below.name, world_size, chosen, default_profile(chosen) if on_gpu else "host")
+        return Communicator(below, chosen, timeout, not on_gpu if check is None else check, constants)
     except BaseException:
         below.close()
         raise
@@ -142,6 +143,8 @@ def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: f
         from .fabric.openshmem import OpenshmemFabric
 
         return OpenshmemFabric(_join_pes(timeout), rank, world_size, timeout, tiles)
+    if name == "nvshmem":
+        return nvshmem.NvshmemFabric(store, rank, world_size, timeout)
     return HostFabric(store, rank, world_size, timeout, tiles)
 
 
@@ -159,6 +162,29 @@ def _join_pes(timeout: float) -> Job:
     atexit.unregister(work._end)
     atexit.register(work._end)
     return job
+
+
+def _base(fabric: Fabric) -> Settings:
+    """The shape of the links where nobody says another."""
+    return fabric.settings() if isinstance(fabric, nvshmem.NvshmemFabric) else CPU
+
+
+def default_profile(settings: Settings) -> str:
+    """The built-in constants for GPUs with such links."""
+    return "nvlink" if settings.mapped else "nic-400g"
+
+
+def _constants(
+    profile: cost.Profile | str | Path | None, fabric: str, world_size: int, settings: Settings, default: str
+) -> cost.Profile:
+    """The machine's constants: those given, else the environment's, else what has been measured, else a guess."""
+    constants = profile or os.environ.get("TRICOLL_PROFILE")
+    if constants is None:
+        from . import tune
+
+        link = "mapped" if settings.mapped else "put"
+        constants = tune.find(fabric, world_size, settings.node_size, link) or default
+    return constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
 
 
 def _rendezvous(group: dist.ProcessGroup | None, fabric: str, timeout: float) -> tuple[dist.Store, int, int, str]:
@@ -248,4 +274,39 @@ def simulate(
         delivery=delivery,
         node_size=node_size,
         tiles=tiles,
+    )
+
+
+def loopback(
+    fn: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout: float = 30.0,
+    check: bool = False,
+    profile: cost.Profile | str | Path = "nvlink",
+    **settings: Any,
+) -> list[Any]:
+    """Run ``fn(comm, *args)`` on every rank of a world that is all on the current GPU, a thread and a stream a rank.
+
+    For tests of the compiled kernels and for measuring them where there is one GPU: links are mapped, and as fast as
+    its memory.
+
+    Args:
+        fn: called once a rank, with the rank's communicator. Its tensors are on that GPU.
+        world_size: the number of ranks.
+        timeout, check, profile, **settings: as in :func:`init`. ``channels`` is by default as many as fit on the GPU,
+            at most 16.
+
+    Returns:
+        What ``fn`` returned on each rank, in rank order.
+
+    Raises:
+        What ``fn`` raised. ValueError if the kernels of all ranks do not fit on the GPU at once. CollectiveError if
+        there is no GPU.
+    """
+    below = one_gpu.Gpu()
+    chosen = settings_for(**settings, base=one_gpu.settings(world_size, below))
+    constants = profile if isinstance(profile, cost.Profile) else cost.load_profile(profile)
+    return one_gpu.run(
+        fn, world_size, args, timeout, lambda fabric: Communicator(fabric, chosen, timeout, check, constants), below
     )

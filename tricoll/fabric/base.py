@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,7 +79,8 @@ class Fabric(Protocol):
         ValueError on all if one thing in ``agreed``, by its name, is not the same on all of them."""
 
     def launch(self, kernel: Any, channels: int, arguments: dict[str, Any]) -> None:
-        """Run a kernel with one program a channel, on this rank. Returns when it has finished."""
+        """Run a kernel with one program a channel, on this rank. Returns when it has finished; where the fabric has
+        ``streams`` (:class:`Streams`), when it is on the caller's current stream."""
 
     def quiet(self) -> None:
         """Return when all puts that this rank has started have arrived."""
@@ -100,6 +102,45 @@ class Fabric(Protocol):
 
     def close(self) -> None:
         """Give everything back. May be called twice, and after an error."""
+
+
+class Streams(Protocol):
+    """A device that works off streams of kernels, as the attribute ``streams`` of its fabric. Nothing here waits for it
+    but :meth:`read`, which waits for its own copies alone."""
+
+    def current(self) -> Any:
+        """The stream that this thread's kernels go to."""
+
+    def own(self, name: Any) -> Any:
+        """A stream of the communicator's own: the same for the same name, beside all others."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Kernels of this thread go to a stream."""
+
+    def record(self, stream: Any) -> Any:
+        """An event behind what is on a stream by now."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """What is put on a stream from now on comes after an event."""
+
+    def done(self, event: Any) -> bool:
+        """Whether the device has come past an event."""
+
+    def capturing(self) -> bool:
+        """Whether what this thread puts on its stream becomes a graph instead."""
+
+    def keep(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The memory of these tensors is not used anew before the current stream has come so far."""
+
+    def upload(self, values: torch.Tensor) -> torch.Tensor:
+        """A copy of a CPU tensor on the device, there for all streams when this returns. RuntimeError in a graph."""
+
+    def read(self, words: Sequence[torch.Tensor]) -> list[list[list[int]]]:
+        """What some of the device's tensors hold now, whatever its streams are doing. From any one thread at a time,
+        also while another captures a graph."""
+
+    def write(self, words: Sequence[torch.Tensor], value: int) -> None:
+        """Put a number into words of the device now, whatever its streams are doing."""
 
 
 @dataclass

@@ -15,7 +15,6 @@ import ctypes
 import errno
 import mmap
 import os
-import select
 import socket
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +27,7 @@ from .agree import check_same, exchange
 from .base import Heap
 from .cpu import address, integer, load_word, peek_word, store_word
 from .cpu_rank import RankFabric, RankProgram, Scratch
+from .processes import Processes
 
 SHM = "/dev/shm"
 SLOTS, SLOT_BYTES = 8, 4096  # of the board: a number, a length, and text
@@ -60,9 +60,7 @@ class HostFabric(RankFabric):
         super().__init__(rank, world_size, timeout, choice)
         self.store = store
         self._maps: list[mmap.mmap] = []
-        self._processes = select.poll()
-        self._rank_of: dict[int, int] = {}  # of a process's file descriptor
-        self._gone: set[int] = set()
+        self._processes = Processes()
 
     # Memory.
 
@@ -103,10 +101,8 @@ class HostFabric(RankFabric):
         path = f"/proc/{info['pid']}/fd/{info['fd']}"
         try:
             fd = os.open(path, os.O_RDWR)
-            if rank != self.rank and hasattr(os, "pidfd_open"):
-                watch = os.pidfd_open(info["pid"])
-                self._processes.register(watch, select.POLLIN)
-                self._rank_of[watch] = rank
+            if rank != self.rank:
+                self._processes.watch(rank, info["pid"])
         except OSError as error:
             raise PeerFailure(
                 f"rank {self.rank}: cannot open {path}, the segment of rank {rank}: {error.strerror}. Its process has "
@@ -121,14 +117,10 @@ class HostFabric(RankFabric):
     # The others.
 
     def dead(self) -> list[int]:
-        with self._lock:
-            for fd, _ in self._processes.poll(0):
-                self._processes.unregister(fd)
-                os.close(fd)
-                self._gone.add(self._rank_of.pop(fd))
+        gone = self._processes.gone()
         left = {r: count - 1 for r, board in enumerate(self._board) if (count := peek_word(board + LEFT * SLOT_BYTES))}
         early = {r for r, calls in left.items() if calls < self.sequence}
-        return sorted(early | self._gone - left.keys())
+        return sorted(early | gone - left.keys())
 
     def quiet(self) -> None:
         """Puts are copies here, and have arrived."""
@@ -153,9 +145,7 @@ class HostFabric(RankFabric):
         self.closed = True
         if self._maps:
             self.post(LEFT, 1 + self.sequence, "")
-        for fd in self._rank_of:
-            os.close(fd)
-        self._rank_of.clear()
+        self._processes.close()
         self.heaps = []
         self.scratch = Scratch()
         for mapped in self._maps:
