@@ -61,15 +61,18 @@ class Tricoll(Backend):
         return int(self.comm.stats()["payload_bytes"])
 
     def choice(self, collective: Collective, x: Tensor, op: str, root: int) -> str | None:
-        prepare = self.comm._prepare
         if collective.name == "all_gather":
-            return str(prepare.all_gather(x, None, self.wire, "auto").call.plan.algorithm)
-        if collective.name == "broadcast":
-            return str(prepare.broadcast(x, root, None, self.wire, "auto").call.plan.algorithm)
-        if collective.reduces:
-            name = collective.name
-            return str(prepare.reduction(name, x, reduce_op(op), None, self.wire, "auto", root).call.plan.algorithm)
-        return None
+            request = self.comm.request(lambda p: p.all_gather(x, None, self.wire, "auto"))
+        elif collective.name == "broadcast":
+            request = self.comm.request(lambda p: p.broadcast(x, root, None, self.wire, "auto"))
+        elif collective.reduces:
+            operator = reduce_op(op)
+            request = self.comm.request(
+                lambda p: p.reduction(collective.name, x, operator, None, self.wire, "auto", root)
+            )
+        else:
+            return None
+        return str(request.call.plan.algorithm)
 
 
 @dataclass

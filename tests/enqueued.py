@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import threading
+import time
 from dataclasses import replace
 
 import torch
@@ -98,8 +99,18 @@ class EnqueuingFabric(HostFabric):
         super().__init__(store, rank, world_size, timeout)
         self.streams = Streams()
 
-    def stop(self):
-        """Does nothing: a kernel on a GPU gives up by what is written into its heap alone."""
+    # A kernel on a GPU knows nothing but its memory and the clock: the host cannot stop it otherwise.
+
+    def poll(self, until, timeout):
+        deadline = time.monotonic() + timeout
+        while not until():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(20e-6)
+        return True
+
+    def pause(self, until, timeout):
+        return until() or super().poll(until, timeout)
 
     def launch(self, kernel, channels, arguments):
         self.streams.put(lambda: super(EnqueuingFabric, self).launch(kernel, channels, arguments))

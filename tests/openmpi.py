@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -23,7 +24,10 @@ def start(launcher, n, script, *arguments, environment=()):
     assert path, f"{launcher} is not installed (on Debian: apt-get install openmpi-bin libopenmpi3)"
     ours = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE") and not k.startswith("OMPI_")}
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return subprocess.Popen(
+    # Open MPI's own files, which a process that is killed leaves to the launcher, if it has time for that.
+    folder = tempfile.TemporaryDirectory()
+    ours["OMPI_MCA_btl_vader_backing_directory"] = folder.name
+    program = subprocess.Popen(
         [path, *root, "--oversubscribe", "-np", str(n), sys.executable, "-W", "ignore", str(script), *arguments],
         env=ours | dict(environment),
         stdin=subprocess.DEVNULL,
@@ -31,6 +35,8 @@ def start(launcher, n, script, *arguments, environment=()):
         stderr=subprocess.STDOUT,
         text=True,
     )
+    program.folder = folder
+    return program
 
 
 def finish(program, limit):
@@ -41,4 +47,6 @@ def finish(program, limit):
         program.send_signal(signal.SIGTERM)  # the launcher ends its processes
         output, _ = program.communicate(timeout=20)
         raise AssertionError(f"the program had not ended after {limit} s:\n{output[-4000:]}") from None
+    finally:
+        program.folder.cleanup()
     return program.returncode, output

@@ -514,3 +514,30 @@ def errors_keep_nothing(comm):
 
 def test_errors_keep_nothing(pool):
     assert pool(2).run(errors_keep_nothing, limit=60) == [True] * 2
+
+
+def hidden(comm):
+    """Computation that releases the interpreter, between an asynchronous call and its wait."""
+    a, x = torch.randn(500, 500), torch.ones(1_000_000)
+    comm.barrier()
+    start = comm.stats()
+    for _ in range(3):
+        comm.all_reduce(x)
+    after_blocking = comm.stats()
+    for _ in range(3):
+        work = comm.all_reduce(x, async_op=True)
+        while not work.is_completed():
+            a @ a
+        work.wait()
+    end = comm.stats()
+    spent = lambda key, a, b: b[key] - a[key]
+    return [
+        [spent(f"{k}seconds", *ab) for k in ("", "exposed_", "hidden_")]
+        for ab in ((start, after_blocking), (after_blocking, end))
+    ]
+
+
+def test_what_was_hidden(pool):
+    for (total, exposed, overlapped), (total_async, exposed_async, hidden_async) in pool(2).run(hidden, limit=60):
+        assert total > 0 and exposed == pytest.approx(total, rel=0.2) and overlapped <= 0.2 * total
+        assert hidden_async > 0.5 * total_async and exposed_async < 0.5 * total_async

@@ -33,7 +33,7 @@ def builder(monkeypatch):
 
     def build(variant):
         return compile.Compiled(
-            variant, compile.GPU, "", b"", "", "", False, 100, 0, 0, 8192, 40960, (Loop(1, 1, 0, 0, 0),), 1, 1, 0,
+            variant, compile.GPU, "", b"", "", "", False, 100, 0, 0, 8192, 40960, (Loop(1, 1, 0, 0, 0),), 20, 1, 1, 0,
             frozenset(), frozenset(), 1.25,
         )  # fmt: skip
 

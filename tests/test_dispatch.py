@@ -77,7 +77,7 @@ def test_explain_says_what_auto_takes(simulate):
         return explained.winner.algorithm, explained.reason, comm._prepare.chosen
 
     for winner, reason, made in simulate(work, 4, node_size=2).results:
-        assert made == {("all_reduce", 4000, False): winner} and winner in reason
+        assert made == {("all_reduce", 4000, False, False): winner} and winner in reason
 
 
 def test_an_unknown_profile_is_refused(monkeypatch):

@@ -5,6 +5,7 @@ Arguments are checked here, before data move.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Sequence
@@ -46,6 +47,10 @@ class Call:
     sizes: tuple[int, ...] | None = None  # along dimension 0, a rank each
 
     def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         name = lambda dtype: str(dtype).removeprefix("torch.")
         # What only one rank has, or each for itself, is not compared: the root's output, and a scatter's outputs.
         words = [f"{name(self.wire if self.collective == 'scatter' else self.dtype)}[{self._count}]"]
@@ -75,7 +80,7 @@ class Call:
         """Whether elements keep their bits, so that their type does not matter."""
         return self.moves and self.dtype == self.wire == self.out
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> int:
         """24 bits. The same at both ends of a message, where the plan may differ from rank to rank."""
         text = str(self).replace("recv(", "send(", 1)

@@ -374,15 +374,19 @@ class Communicator:
         """What this rank has done so far.
 
         ``calls``; ``puts``, messages with data; ``payload_bytes``, the bytes in them, in the wire dtype; ``signals``,
-        flags without data; ``seconds`` spent in collectives.
+        flags without data; ``seconds`` spent in collectives, and of these ``exposed_seconds``, for which callers were
+        held up (in synchronous calls, or waiting for asynchronous ones), and ``hidden_seconds``, the others. On GPUs
+        calls are enqueued: seconds are those of the host, and streams wait, not callers.
         """
-        counted = self._fabric.counters
+        counted, exposed = self._fabric.counters, min(self._queue.exposed, self._seconds)
         return {
             "calls": self._calls,
             "puts": counted.puts,
             "payload_bytes": counted.payload_bytes,
             "signals": counted.signals,
             "seconds": self._seconds,
+            "exposed_seconds": exposed,
+            "hidden_seconds": self._seconds - exposed,
         }
 
     def tally(self) -> Tally:
@@ -420,6 +424,10 @@ class Communicator:
         self._end(min(self._timeout, PATIENCE) if error is None else 0.0)
 
     # For what is built on it.
+
+    def request(self, prepare: Callable[[Prepare], Request]) -> Request:
+        """What a call would be, without making it: ``prepare`` as in :mod:`tricoll.calls`, and its errors."""
+        return prepare(self._prepare)
 
     def collective(
         self,
@@ -613,7 +621,7 @@ class Communicator:
         self._fabric.stop()
         if self._heap is not None and self._streams is not None:
             flags = [self._heap.words[part.start : part.start + 1] for part in self._parts.values()]
-            self._streams.write(flags, self.rank + 1)  # of epoch 0: whatever call they are in
+            self._streams.write(flags, (1 << 16) | (self.rank + 1))  # of the first epoch: whatever call they are in
 
     def _start_afresh(self) -> None:
         """Empty all links, after a call in which all ranks gave up: the next call finds them as at the start."""

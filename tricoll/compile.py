@@ -166,6 +166,7 @@ class Compiled:
     shared: int  # a program, asked for at launch
     code: int
     loops: tuple[Loop, ...]  # those with accesses of 16 bytes
+    instructions: int  # of PTX, in loops with accesses of 16 bytes
     loads: int  # of 16 bytes, here and below in the whole program
     stores: int
     conversions: int
@@ -244,6 +245,7 @@ def build(variant: Variant, settings: dispatch.Settings = GPU, world_size: int =
         shared=result.metadata.shared,
         code=code,
         loops=tuple(bulk_loops(ptx)),
+        instructions=sum(map(_length, _INNERMOST.finditer(ptx))),
         loads=len(re.findall(_LOAD, ptx)),
         stores=len(re.findall(_STORE, ptx)),
         conversions=ptx.count("cvt.rn.bf16x2.f32"),
@@ -365,6 +367,13 @@ def bulk_loops(ptx: str) -> Iterator[Loop]:
         if loads or stores:
             narrow = sum(not _ELSEWHERE.search(name) for name in names) - loads - stores
             yield Loop(loads, stores, narrow, pairs, singles)
+
+
+def _length(loop: re.Match[str]) -> int:
+    """Instructions of a loop with accesses of 16 bytes; 0 for others."""
+    if not re.search(f"{_LOAD}|{_STORE}", loop[2]):
+        return 0
+    return len(re.findall(r"^[ \t]*(?:@!?%p\d+[ \t]+)?[a-z]\w*[.\w:]*[ \t].*;", loop[2], re.M))
 
 
 def expected_loops(variant: Variant, words: Iterable[str], settings: dispatch.Settings = GPU) -> list[Loop]:

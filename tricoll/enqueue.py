@@ -123,6 +123,7 @@ class StreamQueue:
 
     work = Enqueued
     cut_short = False
+    exposed = 0.0  # streams wait, not callers
 
     def __init__(self, streams: Streams, stop: Callable[[], None]) -> None:
         """``stop``: has what is on the device give up."""

@@ -71,7 +71,10 @@ class Work(dist.Work):
                 f"a callback of an earlier call waits for {self.what}, which can only start when that callback has "
                 "returned: chain callbacks with get_future().then(...) instead"
             )
-        if not self._done.wait(seconds or None):
+        start = time.perf_counter()
+        done = self._done.wait(seconds or None)
+        self._queue.exposed += time.perf_counter() - start
+        if not done:
             reason = self._queue.why(self)
             raise CollectiveTimeout(f"{self.what} has not finished within {seconds:g} s. {reason}")
         if self._error is not None:
@@ -187,6 +190,7 @@ class Queue:
         self._threads: set[threading.Thread] = set()
         self._idle = 0  # of them wait for work
         self._closed, self._stopped = False, ""
+        self.exposed = 0.0  # seconds for which callers were held up
         self.cut_short = False  # whether a collective was given up in the middle
         self._here = threading.local()
         at_exit(self)
@@ -214,8 +218,12 @@ class Queue:
 
     def call(self, work: Work) -> Any:
         """Have a call made, and return its result."""
-        if self.inside or not self._asynchronous:
+        start = time.perf_counter()
+        if self.inside:  # the call that it is part of is counted
             work.carry_out()
+        elif not self._asynchronous:
+            work.carry_out()
+            self.exposed += time.perf_counter() - start
         else:
             with self._turn:
                 self._calls.append(work)
@@ -226,6 +234,7 @@ class Queue:
                     self._wake()
             if mine:
                 self._carry_out(work)
+                self.exposed += time.perf_counter() - start
                 with self._turn:
                     self._wake()
         try:

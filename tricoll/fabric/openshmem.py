@@ -108,7 +108,12 @@ class OpenshmemFabric(RankFabric):
 
     def poll(self, until: Callable[[], bool], timeout: float) -> bool:
         come = super().poll(until, timeout)
-        self.job.late |= not come
+        self.job.late = not (come or self.stopped or self.dead())
+        return come
+
+    def pause(self, until: Callable[[], bool], timeout: float) -> bool:
+        come = super().pause(until, timeout)
+        self.job.late &= not come
         return come
 
     def progress(self) -> None:

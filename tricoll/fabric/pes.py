@@ -91,7 +91,7 @@ class Job:
         """Collective; see :func:`join`."""
         self.library = oshmem.Library(timeout)
         self.members: list[Member] = []
-        self.late = False  # whether others have not come to something since all were last together
+        self.late = False  # whether the last wait for others was in vain, and they have not said that they have left
         self._attempts = self._made = 0
         self._live: dict[int, int] = {}  # addresses of memory, by its number
         self._given_back: dict[int, Any] = {}  # here, by number; and what must live on until it is freed
