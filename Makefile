@@ -51,7 +51,7 @@ pytest-triton36: $(READY) $(READY_T36) ## the kernel tests, with the oldest Trit
 
 docs: $(READY) ## build the documentation's site in build/site, every warning an error (a test does, too)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
-	@echo 'open build/site/index.html'
+	@echo 'open build/site/index.html; to search it, $(PY) -m http.server -d build/site'
 
 pages: $(READY) ## write again what commands write of docs/doctor.md, docs/pictures and docs/plots (seconds; not what is measured)
 	$(VENV)/bin/tricoll doctor --markdown docs/doctor.md
