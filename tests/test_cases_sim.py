@@ -369,8 +369,7 @@ def test_case_11_offsets_beyond_32_bits(simulate, monkeypatch, dtype, collective
         x, out = torch.empty(1, dtype=dtype), torch.empty(1, dtype=dtype)
         arguments = {
             "x": x, "out": out, "heap": comm._heap.words, "bases": comm._heap.bases, "counters": comm._counters,
-            "status": comm._status, "tally": None,
- "edges": torch.tensor(edges),
+            "status": comm._status, "edges": torch.tensor(edges), "tally": None,
             "piece": piece, "pieces": pieces, "me": comm.rank, "world": n, "channels": 1, "fingerprint": 1,
             "timeout": 10**9, "WIRE": ring.tl.float32 if dtype == FP32 else ring.tl.int64, "OP": "sum",
             "MAPPED": True, "SLOTS": 3, "SLOT": 32, "WINDOW": 1, "ALIGNED": True, "BLOCK": 128, "scale": 1.0,
