@@ -15,7 +15,7 @@ FABRICS = {
     "loopback": "ranks on one GPU",
     "nvshmem": "a GPU a rank",
 }
-PAIRS = [(c, a) for a, collectives in dispatch.ALGORITHMS.items() for c in collectives]
+PAIRS = sorted((c, a) for a, collectives in dispatch.ALGORITHMS.items() for c in collectives)
 BEGIN = """# Status
 
 What has been tested, on which fabric, with which types. This page is written by a command from what tests did
@@ -53,15 +53,15 @@ def page(calls, compiled, outcomes, skipped, failed):
     def cell(fabric, collective, algorithm):
         found = [call for call in seen if (call[0], call[2], call[3]) == (fabric, collective, algorithm)]
         links = [link for link in ("mapped", "put") if any(call[1] == link for call in found)]
-        return f"{' and '.join(links)}, {len({call[4:] for call in found})} types" if found else "**no**"
+        return f"{' and '.join(links)}, {len({call[4:] for call in found})} types" if found else "no"
 
     def types(fabric, dtype):
         found = {call[4:] for call in seen if call[0] == fabric and call[4] == dtype}
-        return ", ".join(sorted({wire for _, wire, _ in found})) or "**no**"
+        return ", ".join(sorted({wire for _, wire, _ in found})) or "no"
 
     dtypes = sorted({call[4] for call in seen})
     files = {fabric: sorted(f for f, found in calls.items() if any(c[0] == fabric for c in found)) for fabric in ran}
-    missing = [f"`{c}` by `{a}` on `{f}`" for f in ran for c, a in PAIRS if cell(f, c, a) == "**no**"]
+    missing = [f"`{c}` by `{a}` on `{f}`" for f in ran for c, a in PAIRS if cell(f, c, a) == "no"]
     arches = sorted({arch for _, _, arch, _ in compiled})
     kernels = [k for k in KERNELS if any(k == kernel for kernel, *_ in compiled)]
     here = lambda k, arch: ", ".join(sorted({link for kernel, link, a, _ in compiled if (kernel, a) == (k, arch)}))
@@ -71,11 +71,15 @@ def page(calls, compiled, outcomes, skipped, failed):
         + ", ".join(f"{outcomes[what]:,} {what}" for what in ("passed", "skipped", "failed"))
         + "."
         + (f" Test files with a failure, which do not count: {', '.join(sorted(failed))}." if failed else ""),
-        "## What has never run on hardware\n",
+        "## What has not run\n",
         "\n".join(f"- **`{fabric}`** ({FABRICS[fabric]}): no call in this run." for fabric in never)
-        + f"\n- Kernels on a GPU: {'none in this run' if not {'loopback', 'nvshmem'} & set(ran) else 'see below'}. "
-        "What runs on `sim`, `host` and `openshmem` is the kernels' control flow, by Python, and their bulk loops by "
-        "PyTorch or Triton's interpreter. `multimem` there adds in software, in place of a switch.",
+        + (
+            ""
+            if {"loopback", "nvshmem"} & set(ran)
+            else "\n- **No kernel ran on a GPU.** What runs on `sim`, `host` and `openshmem` is the kernels' control flow, by "
+            "Python, and their bulk loops, by PyTorch or Triton's interpreter; `multimem` there adds in software, in place "
+            "of a switch."
+        ),
         "Skipped tests, by reason:\n" if skipped else "",
         "\n".join(f"- {count}: {reason}" for reason, count in sorted(skipped.items(), key=lambda item: -item[1])),
         "## Collectives and algorithms\n",
