@@ -263,11 +263,16 @@ PROFILES = {
     for profile in (
         Profile(
             "host",
-            "processes of one machine: tricoll tune with 4 ranks on 2 cores that were not quiet, rounded; what counts "
-            "is how the terms compare, so tune for your own",
+            "processes of one machine: tricoll tune with 4 ranks on 2 cores, rounded; tune for your own",
             {
-                "signal": Protocol(5.8e-3, {"mapped": Link(0.1e-3, 750e6), "inter": Link(0.1e-3, 750e6)}, 0.7e-3),
-                "packed": Protocol(4.5e-3, {"mapped": Link(0.0, 1e12)}, 1.0e-3),
+                "signal": Protocol(0.22e-3, {"mapped": Link(10e-6, 3.7e9), "inter": Link(10e-6, 3.7e9)}, 0.14e-3),
+                "packed": Protocol(0.73e-3, {"mapped": Link(0.0, 430e6)}, 80e-6),
+            },
+            overheads={
+                "all_reduce": {"tree": 0.6e-3, "two_shot": 0.7e-3},
+                "reduce_scatter": {"ring": 0.2e-3, "two_shot": 0.6e-3},
+                "all_gather": {"ring": 0.2e-3, "two_shot": 0.6e-3},
+                "broadcast": {"ring": 0.3e-3, "tree": 0.4e-3, "one_shot": 0.4e-3},
             },
             slot_bytes=1 << 20,
             window=2,
