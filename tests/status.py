@@ -76,9 +76,9 @@ def page(calls, compiled, outcomes, skipped, failed):
         + (
             ""
             if {"loopback", "nvshmem"} & set(ran)
-            else "\n- **No kernel ran on a GPU.** What runs on `sim`, `host` and `openshmem` is the kernels' control flow, by "
-            "Python, and their bulk loops, by PyTorch or Triton's interpreter; `multimem` there adds in software, in place "
-            "of a switch."
+            else "\n- **No kernel ran on a GPU.** What runs on `sim`, `host` and `openshmem` is the kernels' control "
+            "flow, by Python, and their bulk loops, by PyTorch or Triton's interpreter; `multimem` there adds in software, "
+            "in place of a switch."
         ),
         "Skipped tests, by reason:\n" if skipped else "",
         "\n".join(f"- {count}: {reason}" for reason, count in sorted(skipped.items(), key=lambda item: -item[1])),
