@@ -26,7 +26,7 @@ What has been tested, on which fabric, with which types. This page is written by
 
 
 def merged(paths):
-    """The records of several runs as one: the last run of a test file counts, and nothing if one of its tests failed."""
+    """The records of several runs as one: of a test file the last run, and nothing if one of its tests failed there."""
     files = {}
     for path in paths:
         files.update(json.loads(Path(path).read_text()))
