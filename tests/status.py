@@ -73,7 +73,7 @@ def page(calls, compiled, outcomes, skipped, failed):
     here = lambda k, arch: ", ".join(sorted({link for kernel, link, a, _ in compiled if (kernel, a) == (k, arch)}))
     parts = [
         BEGIN,
-        "This page is of a run with "
+        "Tests of what is below: "
         + ", ".join(f"{outcomes[what]:,} {what}" for what in ("passed", "skipped", "failed"))
         + "."
         + (f" Test files with a failure, which do not count: {', '.join(sorted(failed))}." if failed else ""),
