@@ -18,6 +18,7 @@ from tricoll.communicator import Communicator
 from tricoll.pool import Pool
 
 FOLDER = "TRICOLL_TEST_SEEN"
+STAND_IN = " on stand-ins"
 CALLS = set()  # of this process, since the last take()
 _perform, _outcomes = Communicator._perform, Pool.outcomes
 
@@ -33,6 +34,11 @@ def name(dtype):
     return str(dtype).removeprefix("torch.")
 
 
+def gpu_or_not(fabric):
+    """Fabrics of GPUs also run without one, on stand-ins, for the sake of their host code."""
+    return STAND_IN if fabric.name in ("loopback", "nvshmem") and fabric.device.type != "cuda" else ""
+
+
 @functools.wraps(_perform)
 def _seen(self, request, *args, **kwargs):
     _perform(self, request, *args, **kwargs)
@@ -40,7 +46,7 @@ def _seen(self, request, *args, **kwargs):
     if self.world_size > 1:
         link = "mapped" if self._settings.mapped else "put"
         types = (name(call.dtype), name(call.wire), name(call.out))
-        CALLS.add((self.fabric, link, call.collective, call.plan.algorithm, *types))
+        CALLS.add((self.fabric + gpu_or_not(self._fabric), link, call.collective, call.plan.algorithm, *types))
 
 
 def on_rank(fn, comm, *args):
@@ -72,46 +78,47 @@ def watch_pe():
 
 
 class Recorder:
-    """The plugin. Calls are those of the test file that is running."""
+    """The plugin. What it has seen is kept by test file: calls, compiled kernels, outcomes, why tests were skipped."""
 
     def __init__(self, path, folder):
         self.path, self.folder = Path(path), Path(folder)
         self.calls, self.compiled = collections.defaultdict(set), collections.defaultdict(set)
-        self.outcomes, self.skipped = collections.Counter(), collections.Counter()
-        self.failed = set()
+        self.outcomes = collections.defaultdict(collections.Counter)
+        self.skipped = collections.defaultdict(collections.Counter)
         Communicator._perform, Pool.outcomes = _seen, _told
         os.environ[FOLDER] = str(folder)
-
-    def pytest_runtest_teardown(self, item):
-        file = item.nodeid.partition("::")[0]
-        self.calls[file] |= take()
-        for path in self.folder.iterdir():
-            self.calls[file] |= pickle.loads(path.read_bytes())
-            path.unlink()
-
-    def pytest_runtest_logreport(self, report):
-        file = report.nodeid.partition("::")[0]
-        if report.failed:
-            self.failed.add(file)
-        if report.when == "call" or report.outcome != "passed":
-            self.outcomes[report.outcome] += 1
-        if report.skipped and isinstance(report.longrepr, tuple):
-            self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
 
     def pytest_runtest_call(self, item):
         variant = getattr(item, "callspec", None) and item.callspec.params.get("variant")
         if hasattr(variant, "kernel"):
             what = (variant.kernel, variant.link, variant.arch, variant.dtypes)
-            self.compiled[item.nodeid.partition("::")[0]].add(what)
+            self.compiled[file_of(item)].add(what)
+
+    def pytest_runtest_teardown(self, item):
+        self.calls[file_of(item)] |= take()
+        for path in self.folder.iterdir():
+            self.calls[file_of(item)] |= pickle.loads(path.read_bytes())
+            path.unlink()
+
+    def pytest_runtest_logreport(self, report):
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[file_of(report)][report.outcome] += 1
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped[file_of(report)][report.longrepr[2].removeprefix("Skipped: ")] += 1
 
     def pytest_sessionfinish(self):
-        good = lambda found: {file: sorted(what) for file, what in sorted(found.items()) if file not in self.failed}
         record = {
-            "calls": {file: calls for file, calls in good(self.calls).items() if calls},
-            "compiled": good(self.compiled),
-            "outcomes": dict(self.outcomes),
-            "skipped": dict(self.skipped),
-            "failed": sorted(self.failed),
+            file: {
+                "calls": sorted(self.calls[file]),
+                "compiled": sorted(self.compiled[file]),
+                "outcomes": self.outcomes[file],
+                "skipped": self.skipped[file],
+            }
+            for file in sorted(self.outcomes)
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(record, indent=1))
+
+
+def file_of(test):
+    return test.nodeid.partition("::")[0]

@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from seen import STAND_IN
+
 from tricoll import dispatch
 from tricoll.compile import KERNELS
 
@@ -15,7 +17,7 @@ FABRICS = {
     "loopback": "ranks on one GPU",
     "nvshmem": "a GPU a rank",
 }
-PAIRS = [(c, a) for a, collectives in dispatch.ALGORITHMS.items() for c in collectives]
+PAIRS = sorted((c, a) for a, collectives in dispatch.ALGORITHMS.items() for c in collectives)
 BEGIN = """# Status
 
 What has been tested, on which fabric, with which types. This page is written by a command from what tests did
@@ -24,19 +26,23 @@ What has been tested, on which fabric, with which types. This page is written by
 
 
 def merged(paths):
-    """The records of several runs as one: what counts is in any of them, and nothing that failed in one."""
-    records = [json.loads(Path(path).read_text()) for path in paths]
-    failed = {file for record in records for file in record["failed"]}
-    calls, compiled = collections.defaultdict(set), set()
+    """The records of several runs as one: of a test file the last run, and nothing if one of its tests failed there."""
+    files = {}
+    for path in paths:
+        files.update(json.loads(Path(path).read_text()))
     outcomes, skipped = collections.Counter(), collections.Counter()
-    for record in records:
-        for file, what in record["calls"].items():
-            calls[file] |= {tuple(call) for call in what} if file not in failed else set()
-        for file, what in record["compiled"].items():
-            compiled |= {tuple(variant) for variant in what} if file not in failed else set()
-        outcomes.update(record["outcomes"])
-        skipped.update(record["skipped"])
+    for seen in files.values():
+        outcomes.update(seen["outcomes"])
+        skipped.update(seen["skipped"])
+    failed = {file for file, seen in files.items() if seen["outcomes"].get("failed")}
+    good = {file: seen for file, seen in files.items() if file not in failed}
+    calls = {file: {tuple(call) for call in seen["calls"]} for file, seen in good.items()}
+    compiled = {tuple(variant) for seen in good.values() for variant in seen["compiled"]}
     return calls, compiled, outcomes, skipped, failed
+
+
+def counted(number, what):
+    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def table(head, rows):
@@ -53,29 +59,41 @@ def page(calls, compiled, outcomes, skipped, failed):
     def cell(fabric, collective, algorithm):
         found = [call for call in seen if (call[0], call[2], call[3]) == (fabric, collective, algorithm)]
         links = [link for link in ("mapped", "put") if any(call[1] == link for call in found)]
-        return f"{' and '.join(links)}, {len({call[4:] for call in found})} types" if found else "**no**"
+        return f"{' and '.join(links)}, {counted(len({call[4:] for call in found}), 'type')}" if found else "no"
 
     def types(fabric, dtype):
         found = {call[4:] for call in seen if call[0] == fabric and call[4] == dtype}
-        return ", ".join(sorted({wire for _, wire, _ in found})) or "**no**"
+        return ", ".join(sorted({wire for _, wire, _ in found})) or "no"
 
-    dtypes = sorted({call[4] for call in seen})
+    dtypes = sorted({call[4] for call in seen if call[0] in ran})
     files = {fabric: sorted(f for f, found in calls.items() if any(c[0] == fabric for c in found)) for fabric in ran}
-    missing = [f"`{c}` by `{a}` on `{f}`" for f in ran for c, a in PAIRS if cell(f, c, a) == "**no**"]
+    missing = [f"`{c}` by `{a}` on `{f}`" for f in ran for c, a in PAIRS if cell(f, c, a) == "no"]
     arches = sorted({arch for _, _, arch, _ in compiled})
     kernels = [k for k in KERNELS if any(k == kernel for kernel, *_ in compiled)]
     here = lambda k, arch: ", ".join(sorted({link for kernel, link, a, _ in compiled if (kernel, a) == (k, arch)}))
     parts = [
         BEGIN,
-        "This page is of a run with "
+        "Tests of what is below: "
         + ", ".join(f"{outcomes[what]:,} {what}" for what in ("passed", "skipped", "failed"))
         + "."
         + (f" Test files with a failure, which do not count: {', '.join(sorted(failed))}." if failed else ""),
-        "## What has never run on hardware\n",
-        "\n".join(f"- **`{fabric}`** ({FABRICS[fabric]}): no call in this run." for fabric in never)
-        + f"\n- Kernels on a GPU: {'none in this run' if not {'loopback', 'nvshmem'} & set(ran) else 'see below'}. "
-        "What runs on `sim`, `host` and `openshmem` is the kernels' control flow, by Python, and their bulk loops by "
-        "PyTorch or Triton's interpreter. `multimem` there adds in software, in place of a switch.",
+        "## What has not run\n",
+        "\n".join(
+            f"- **`{fabric}`** ({FABRICS[fabric]}): no call in this run"
+            + (
+                ", but of its host code on stand-ins for a GPU."
+                if any(c[0] == fabric + STAND_IN for c in seen)
+                else "."
+            )
+            for fabric in never
+        )
+        + (
+            ""
+            if {"loopback", "nvshmem"} & set(ran)
+            else "\n- **No kernel ran on a GPU.** What runs on `sim`, `host` and `openshmem` is the kernels' control "
+            "flow, by Python, and their bulk loops, by PyTorch or Triton's interpreter; `multimem` adds in software, "
+            "in place of a switch."
+        ),
         "Skipped tests, by reason:\n" if skipped else "",
         "\n".join(f"- {count}: {reason}" for reason, count in sorted(skipped.items(), key=lambda item: -item[1])),
         "## Collectives and algorithms\n",

@@ -88,6 +88,9 @@ SHELL = [
     for command in commands(source)
 ]
 COMMANDS = sorted({command for command, _ in SHELL})
+INLINE = sorted(
+    {" ".join(c.split()) for text in TEXT.values() for c in re.findall(r"`(tricoll (?!needs)[^`]+)`", text)}
+)
 PRINTING = {command: printed for command, printed in SHELL if printed}
 
 
@@ -134,17 +137,31 @@ def on_a_rank(comm, source):
     assert names["model"].module.weight.grad.tolist() == [[3.0, 3.0, 3.0]]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_command_lines_are_such_that_there_are(command):
+def parse(command):
+    """Have the command line's parser look at it. Raises what the parser does."""
     program, *arguments = shlex.split(command)
     if program == "python":
         assert importlib.util.find_spec(arguments[1])
         return
     parsed = typer.main.get_command(app)
-    context = parsed.make_context("tricoll", arguments, resilient_parsing=False)
+    context = parsed.make_context("tricoll", arguments)
     while hasattr(parsed, "commands"):
         name, parsed, rest = parsed.resolve_command(context, [*context._protected_args, *context.args])
         context = parsed.make_context(name, rest, parent=context)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command_lines_are_such_that_there_are(command):
+    parse(command)
+
+
+@pytest.mark.parametrize("command", INLINE)
+def test_commands_that_a_text_mentions_are_there(command):
+    """They may lack what is needed to run them, but what they have must exist."""
+    try:
+        parse(command)
+    except Exception as error:
+        assert type(error).__name__ in ("MissingParameter", "NoArgsIsHelpError", "Exit"), (command, error)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c not in COMMANDS_ELSEWHERE])

@@ -52,6 +52,11 @@ def test_the_reference_has_the_public_names(site):
     assert "<autoref" not in pages
 
 
+def test_nothing_is_fetched_from_elsewhere(site):
+    for path in site.rglob("*.html"):
+        assert not re.search(r"<(script|link|img)[^>]*(src|href)=\"?https?://", path.read_text()), path
+
+
 @pytest.mark.parametrize(
     ("link", "page", "becomes"),
     [

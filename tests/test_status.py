@@ -11,15 +11,20 @@ import tricoll
 from tricoll.communicator import Communicator
 
 CALL = ["sim", "put", "all_reduce", "ring", "float32", "bfloat16", "float32"]
+BARRIER = ["host", "mapped", "barrier", "one_shot", "uint8", "uint8", "uint8"]
+STAND_IN = ["loopback" + seen.STAND_IN, *CALL[1:]]
+COMPILED = ["ring.all_reduce", "put", 90, "fp32:bf16:fp32"]
+
+
+def record(calls=(), compiled=(), **outcomes):
+    skipped = {"needs a CUDA GPU": outcomes["skipped"]} if "skipped" in outcomes else {}
+    return {"calls": calls, "compiled": compiled, "outcomes": outcomes, "skipped": skipped}
+
+
 RECORD = {
-    "calls": {
-        "tests/test_a.py": [CALL],
-        "tests/test_b.py": [["host", "mapped", "barrier", "one_shot", "uint8", "uint8", "uint8"]],
-    },
-    "compiled": {"tests/test_c.py": [["ring.all_reduce", "put", 90, "fp32:bf16:fp32"]]},
-    "outcomes": {"passed": 7, "skipped": 2},
-    "skipped": {"needs a CUDA GPU": 2},
-    "failed": [],
+    "tests/test_a.py": record([CALL, STAND_IN], passed=5),
+    "tests/test_b.py": record([BARRIER], passed=1, skipped=2),
+    "tests/test_c.py": record(compiled=[COMPILED], passed=1),
 }
 
 
@@ -62,15 +67,29 @@ def row(page, *first):
 
 def test_the_page_says_what_ran_and_what_did_not(tmp_path):
     page = written(tmp_path, RECORD)
-    assert row(page, "all_reduce", "ring") == ["put, 1 types", *["**no**"] * 4]
-    assert row(page, "barrier", "one_shot")[:2] == ["**no**", "mapped, 1 types"]
+    assert row(page, "all_reduce", "ring") == ["put, 1 type", *["no"] * 4]
+    assert row(page, "barrier", "one_shot")[:2] == ["no", "mapped, 1 type"]
     assert row(page, "float32")[0] == "bfloat16" and row(page, "ring.all_reduce") == ["put"]
-    never = page.partition("never run")[2].partition("##")[0]
+    never = page.partition("has not run")[2].partition("##")[0]
     assert all(f"- **`{fabric}`**" in never for fabric in ("openshmem", "loopback", "nvshmem"))
-    assert "**`sim`**" not in never and "Kernels on a GPU: none" in never and "- 2: needs a CUDA GPU" in never
+    assert "**`sim`**" not in never and "**No kernel ran on a GPU.**" in never and "- 2: needs a CUDA GPU" in never
 
 
-def test_what_failed_does_not_count(tmp_path):
-    page = written(tmp_path, RECORD, {**RECORD, "calls": {}, "failed": ["tests/test_a.py"]})
-    assert row(page, "all_reduce", "ring")[0] == "**no**" and "tests/test_a.py" in page
-    assert "14 passed" in page
+def test_stand_ins_are_no_gpus(tmp_path):
+    page = written(tmp_path, RECORD)
+    assert row(page, "all_reduce", "ring")[3] == "no" and "its host code on stand-ins" in page
+
+    class Fabric:
+        name, device = "nvshmem", torch.device("cpu")
+
+    assert seen.gpu_or_not(Fabric) == seen.STAND_IN
+    Fabric.device = torch.device("cuda")
+    assert seen.gpu_or_not(Fabric) == ""
+
+
+def test_what_failed_does_not_count_and_the_last_run_does(tmp_path):
+    worse = {"tests/test_a.py": record([CALL], passed=4, failed=1)}
+    page = written(tmp_path, RECORD, worse)
+    assert row(page, "all_reduce", "ring")[0] == "no" and "tests/test_a.py" in page
+    assert "6 passed, 2 skipped, 1 failed" in page
+    assert row(written(tmp_path, worse, RECORD), "all_reduce", "ring")[0] == "put, 1 type"
