@@ -4,6 +4,7 @@ import contextlib
 import copy
 import datetime
 import functools
+import gc
 import json
 import re
 import time
@@ -121,10 +122,10 @@ def test_gradients_are_the_mean(pool, n, hook, view):
     results = trained(pool, n, hook, gradient_as_bucket_view=view)
     assert same_bits(results)
     _, elements, _ = results[0]
-    # In the dtype that was asked for: n - 1 times the data of every rank in one shot, and 2 (n-1)/n of it in two.
+    # In the dtype that was asked for: 2 (n-1)/n of every rank's data, or n - 1 times them in one shot.
     sent = sum(stats["payload_bytes"] for _, _, stats in results)
-    shots = 2 if hook == "reproducible" else n
-    assert sent == STEPS * shots * (n - 1) * elements * (2 if hook == "bf16" else 4)
+    once = STEPS * (n - 1) * elements * (2 if hook == "bf16" else 4)
+    assert sent in ([2 * once] if hook == "reproducible" else [2 * once, n * once])
     assert [stats["calls"] for _, _, stats in results] == [STEPS] * n
 
 
@@ -483,7 +484,8 @@ class OneBucket:
 def peak_of(call):
     """By how many bytes a call raises the memory of this process while it goes on."""
     status = lambda name: int(re.search(rf"{name}:\s*(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-    call()  # what stays from the first time on does not count
+    call()  # what stays from the first time on does not count, nor what goes
+    gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
     call()
@@ -492,7 +494,7 @@ def peak_of(call):
 
 def memory(comm):
     dist.init_process_group("gloo")
-    buffer, stats = torch.zeros(1 << 24), ddp.GradientStats(comm)
+    buffer, stats = torch.zeros(1 << 25), ddp.GradientStats(comm)
     hooks = {
         "bf16": lambda: ddp.bf16_hook(comm, OneBucket(buffer)).wait(),
         "fp32": lambda: ddp.fp32_hook(comm, OneBucket(buffer)).wait(),
@@ -503,7 +505,7 @@ def memory(comm):
 
 
 def test_no_temporary_as_large_as_a_bucket(pool):
-    """64 MiB of FP32 gradients. PyTorch's BF16 hook makes a copy in BF16, so what is measured is there to be seen."""
+    """128 MiB of FP32 gradients. PyTorch's BF16 hook makes a copy in BF16, so what is measured is there to be seen."""
     for peaks in pool(2).run(memory, limit=100):
         assert max(peaks[name] for name in ("bf16", "fp32", "stats")) < 8 << 20, peaks
-        assert peaks["torch"] > 30 << 20, peaks
+        assert peaks["torch"] > 32 << 20, peaks
