@@ -60,7 +60,7 @@ pages: $(READY) ## write again what commands write of docs/doctor.md, docs/pictu
 	$(VENV)/bin/tricoll plan --params 8e9 --gpus 64 --backward 4s --plot docs/plots/lanes.png
 
 status: $(READY) ## run the tests with the newest Triton, and write docs/status.md from what they did
-	-$(PY) -m pytest --seen build/seen.json $(PYTEST_ARGS)
+	-$(PY) -m pytest --seen=build/seen.json $(PYTEST_ARGS)
 	$(PY) tests/status.py build/seen.json docs/status.md
 
 setup: $(READY) $(READY_T36) ## only make the environment in .venv
