@@ -90,6 +90,16 @@ class Streams:
             tensor.fill_(value)
 
 
+def poll(until, timeout):
+    """Wait as a kernel does: by its clock alone. False if the condition does not come."""
+    deadline = time.monotonic() + timeout
+    while not until():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(20e-6)
+    return True
+
+
 class EnqueuingFabric(HostFabric):
     """A HostFabric with streams."""
 
@@ -102,12 +112,7 @@ class EnqueuingFabric(HostFabric):
     # A kernel on a GPU knows nothing but its memory and the clock: the host cannot stop it otherwise.
 
     def poll(self, until, timeout):
-        deadline = time.monotonic() + timeout
-        while not until():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(20e-6)
-        return True
+        return poll(until, timeout)
 
     def pause(self, until, timeout):
         return until() or super().poll(until, timeout)

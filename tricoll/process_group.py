@@ -21,8 +21,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -31,8 +29,9 @@ import torch
 import torch.distributed as dist
 
 from .communicator import Communicator
-from .errors import CollectiveError, CollectiveTimeout
+from .errors import CollectiveError
 from .fabric import nvshmem
+from .fabric.agree import once
 from .sparse import sparse_all_reduce
 from .tensors import premul_sum
 from .work import ANY, Work
@@ -56,7 +55,7 @@ def _create(options: Any, given: Any) -> ProcessGroup:
             "{'slot_bytes': 1 << 16}"
         )
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
-    name = f"{NAME}/{_once(dist.PrefixStore(NAME, options.store), rank, size, timeout.total_seconds())}"
+    name = f"{NAME}/{once(dist.PrefixStore(NAME, options.store), rank, size, timeout.total_seconds())}"
     store = dist.PrefixStore(name, options.store)
     settings = {"timeout": timeout.total_seconds(), **(given or {})}
     if not _for_cuda_only(options.store, f"{name}/device/{rank}"):
@@ -65,36 +64,6 @@ def _create(options: Any, given: Any) -> ProcessGroup:
     if reason := nvshmem.unavailable():
         return ProcessGroup(store, rank, size, None, gloo, reason)
     return ProcessGroup(store, rank, size, connect(store, rank, size, "nvshmem", **settings), gloo)
-
-
-def _once(store: dist.Store, rank: int, size: int, timeout: float) -> str:
-    """A name that only this group has, the same on all of its ranks.
-
-    The store may have served a group of the same name before, with other ranks in it, and still hold what they wrote.
-    So rank 0 says whom it has met, by what each has drawn for this group alone: who finds itself there knows that rank
-    0's own is new, too.
-    """
-    mine = uuid.uuid4().hex
-    store.set(f"met/{rank}", mine)
-    read = lambda key: store.get(key).decode() if store.check([key]) else ""
-    deadline = time.monotonic() + timeout
-    missing = list(range(1, size)) if rank == 0 else [0]
-    while missing:
-        if rank == 0:
-            store.set("seen", " ".join([mine, *(read(f"met/{r}") or "-" for r in range(1, size))]))
-            missing = [r for r in missing if read(f"heard/{r}") != mine]
-        else:
-            seen = read("seen").split()
-            if len(seen) == size and seen[rank] == mine:
-                store.set(f"heard/{rank}", seen[0])
-                return seen[0]
-        if missing and time.monotonic() > deadline:
-            raise CollectiveTimeout(
-                f"rank {rank}: ranks {missing} of {size} did not come to make the group within {timeout:g} s; "
-                "timeout of init_process_group or new_group sets how long to wait"
-            )
-        time.sleep(0.002 if missing else 0)
-    return mine
 
 
 def _for_cuda_only(store: Any, key: str) -> bool:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import gpu_checks
 import pytest
 import torch
-from enqueued import Stream, Streams, over
+from enqueued import Stream, Streams, over, poll
 
 import tricoll
 from tricoll import cost, gpu, testing, workspace
@@ -54,15 +54,6 @@ class Cpu:
                 launch.kernel(**convert(launch.kernel, launch.arguments, False))
             finally:
                 jit.bind(before)
-
-
-def poll(until, timeout):
-    deadline = time.monotonic() + timeout
-    while not until():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(20e-6)
-    return True
 
 
 def run(fn, n, *args, timeout=20.0, below=None, **settings):
