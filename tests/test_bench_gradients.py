@@ -81,10 +81,10 @@ def test_the_command(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("mebibytes", "limit"), [(64, 0.6), (16, 1.0), (1, 2.5)])
+@pytest.mark.parametrize(("mebibytes", "limit"), [(64, 0.6), (16, 1.0), (1, 2.5), (1 / 256, 8.0)])
 def test_it_is_worth_having(pool, mebibytes, limit):
     """The time relative to FP32 gradients with Gloo, sample by sample in one run; fails if it is surely above."""
-    ranks = pool(4).run(gradients.measure, mebibytes << 18, ["gloo"], 8, 1, 60.0)
+    ranks = pool(4).run(gradients.measure, int(mebibytes * 2**18), ["gloo"], 8, 1, 60.0)
     slowest = {
         label: [max(of_ranks) for of_ranks in zip(*(seen[i].seconds for seen in ranks), strict=True)]
         for i, label in enumerate(seen.label for seen in ranks[0])
