@@ -79,25 +79,26 @@ def _hop(
 ):  # fmt: skip
     # Pieces first to first + window of this rank's chunk for node s. SHARES: add those of this node, its messages m
     # on. RECV: take what was message k - window on of the rail. SEND: pass it on as k on. SPREAD: give it to the
-    # others of this node as messages ``again`` on. Without SHARES and RECV, it lies in this rank's own slot.
+    # others of this node as messages ``again`` on. Without SHARES and RECV, it lies in this rank's own slot. The
+    # switches are known at run time only, so that the bulk loop is written once: each copy takes a second to compile.
     chunk = s * work.size + work.local
     tx, rx = _to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE)
+    mine = link.from_member(call, net, work.local, WIRE)
     for j in range(0, window):
         at = work.part + (first + j) * work.piece
         n = chunks.count(work.edges, chunk, at, work.piece)
         sent = shmem.load(link.sent(net, work.size)) + k + j
         received = shmem.load(link.received(net, work.size)) + k - window + j
         own = shmem.load(link.received(net, work.local)) + again + j
-        mine = link.from_member(call, net, work.local, WIRE)
-        recv = link.slot(rx, call, received) if RECV else link.slot(mine, call, own)
+        recv = link.slot(mine, call, own)
+        if RECV:
+            recv = link.slot(rx, call, received)
         if SHARES:
             ok = group.await_all(call, net, ok, m + j, WIRE)
-        if RECV:
-            if ok == 1:
-                ok = link.await_data(rx, call, received)
-        if SEND:
-            if ok == 1:
-                ok = link.acquire(tx, call, sent)
+        if RECV & (ok == 1):
+            ok = link.await_data(rx, call, received)
+        if SEND & (ok == 1):
+            ok = link.acquire(tx, call, sent)
         if SPREAD:
             ok = group.acquire_all(call, net, 0, net.count, ok, again + j, WIRE)
         if ok == 1:
@@ -132,53 +133,6 @@ def _collect(
             n = chunks.count(work.edges, chunk, at, work.piece)
             out = work.out + chunks.start(work.edges, chunk, work.ALIGNED) + at
             ok = group.receive(call, net, number, m + j, out, n, red, ok, OP, BLOCK, WIRE)
-    return ok
-
-
-@jit
-def _sum_up(
-    call, net, work, red, ok, first, window, m, k, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
-):  # fmt: skip
-    # Reduce-scatter, all but the end: to each chunk that comes along the rail, add what the ranks of this node give.
-    # The shares of this node's own chunk are given, too, as messages m + (nodes - 1) * window on.
-    for step in range(0, work.nodes):
-        s = (work.node + 2 * work.nodes - 1 - step) % work.nodes
-        mine, rail = m + step * window, k + step * window
-        ok = _give(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
-        if step == 0:
-            ok = _hop(
-                call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
-                True, False, False, True, False, False, True, OP, BLOCK, WIRE,
-            )  # fmt: skip
-        elif step < work.nodes - 1:
-            ok = _hop(
-                call, net, work, red, ok, first, window, mine, mine, rail, s, 0,
-                True, True, False, True, False, False, True, OP, BLOCK, WIRE,
-            )  # fmt: skip
-    return ok
-
-
-@jit
-def _hand_round(
-    call, net, work, red, ok, first, window, m, k, OP: tl.constexpr, BLOCK: tl.constexpr, WIRE: tl.constexpr
-):  # fmt: skip
-    # All-gather, but for this rank's own chunk: what others have completed comes along the rail, and from the ranks of
-    # this node.
-    for step in range(0, work.nodes):
-        s = (work.node + work.nodes - step) % work.nodes
-        mine, rail = m + step * window, k + step * window
-        at = chunks.start(work.edges, s * work.size + work.local, work.ALIGNED)
-        if (step > 0) & (step < work.nodes - 1):
-            ok = _hop(
-                call, net, work, red, ok, first, window, mine, mine, rail, s, at,
-                False, True, True, True, True, False, True, OP, BLOCK, WIRE,
-            )  # fmt: skip
-        elif step > 0:
-            ok = _hop(
-                call, net, work, red, ok, first, window, mine, mine, rail, s, at,
-                False, True, True, False, True, False, True, OP, BLOCK, WIRE,
-            )  # fmt: skip
-        ok = _collect(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
     return ok
 
 
@@ -219,14 +173,18 @@ def all_reduce(
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
         m, k = 2 * nodes * first, (2 * nodes - 2) * first
-        last = (nodes - 1) * window
-        ok = _sum_up(call, net, work, red, ok, first, window, m, k, OP, BLOCK, WIRE)
-        # The own chunk is complete: keep it, pass it on, give it to this node.
-        ok = _hop(
-            call, net, work, red, ok, first, window, m + last, m + last + window, k + last, node,
-            chunks.start(work.edges, me, work.ALIGNED), True, True, True, True, True, True, True, OP, BLOCK, WIRE,
-        )  # fmt: skip
-        ok = _hand_round(call, net, work, red, ok, first, window, m + last + window, k + last, OP, BLOCK, WIRE)
+        for step in range(0, 2 * nodes - 1):  # the chunk for this node is complete at step nodes - 1
+            s, mine = (node + 2 * nodes - 1 - step) % nodes, m + step * window
+            at = chunks.start(work.edges, s * work.size + work.local, work.ALIGNED)
+            summing, done = step < nodes, step >= nodes - 1
+            if summing:
+                ok = _give(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+            ok = _hop(
+                call, net, work, red, ok, first, window, mine, mine + window, k + step * window, s, at,
+                summing, step > 0, done, step < 2 * nodes - 2, done, step == nodes - 1, True, OP, BLOCK, WIRE,
+            )  # fmt: skip
+            if done:
+                ok = _collect(call, net, work, red, ok, first, window, mine + window, s, OP, BLOCK, WIRE)
     _close(call, net, work, ok, 2 * nodes * pieces, (2 * nodes - 2) * pieces, WIRE)
 
 
@@ -251,13 +209,14 @@ def reduce_scatter(
     for first in range(0, pieces, WINDOW):
         window = min(WINDOW, pieces - first)
         m, k = nodes * first, (nodes - 1) * first
-        last = (nodes - 1) * window
-        ok = _sum_up(call, net, work, red, ok, first, window, m, k, OP, BLOCK, WIRE)
-        # The own chunk is complete: it goes from the accumulator to the output, not through the wire dtype.
-        ok = _hop(
-            call, net, work, red, ok, first, window, m + last, m + last, k + last, node, 0,
-            True, True, True, False, False, True, False, OP, BLOCK, WIRE,
-        )  # fmt: skip
+        for step in range(0, nodes):
+            s, mine, last = (node + nodes - 1 - step) % nodes, m + step * window, step == nodes - 1
+            ok = _give(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
+            # The own chunk, the last, goes from the accumulator to the output, not through the wire dtype.
+            ok = _hop(
+                call, net, work, red, ok, first, window, mine, mine, k + step * window, s, 0,
+                True, step > 0, last, step < nodes - 1, False, last, step < nodes - 1, OP, BLOCK, WIRE,
+            )  # fmt: skip
     _close(call, net, work, ok, nodes * pieces, (nodes - 1) * pieces, WIRE)
 
 
@@ -286,9 +245,12 @@ def all_gather(
             at = work.part + (first + j) * piece
             n = chunks.count(work.edges, me, at, work.piece)
             group.keep(call, net, m + j, x + at, n, red, ok, OP, BLOCK, WIRE)
-        ok = _hop(
-            call, net, work, red, ok, first, window, m, m, k, node, chunks.start(work.edges, me, work.ALIGNED),
-            False, False, True, True, True, False, True, OP, BLOCK, WIRE,
-        )  # fmt: skip
-        ok = _hand_round(call, net, work, red, ok, first, window, m, k, OP, BLOCK, WIRE)
+        for step in range(0, nodes):
+            s, mine = (node + nodes - step) % nodes, m + step * window
+            at = chunks.start(work.edges, s * work.size + work.local, work.ALIGNED)
+            ok = _hop(
+                call, net, work, red, ok, first, window, mine, mine, k + step * window, s, at,
+                False, step > 0, True, step < nodes - 1, True, False, True, OP, BLOCK, WIRE,
+            )  # fmt: skip
+            ok = _collect(call, net, work, red, ok, first, window, mine, s, OP, BLOCK, WIRE)
     _close(call, net, work, ok, nodes * pieces, (nodes - 1) * pieces, WIRE)

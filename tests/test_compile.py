@@ -126,9 +126,9 @@ REGISTERS = {  # of mapped kernels: what was recorded, and a little; raise it kn
     "direct.reduce_scatter": 160,
     "direct.one_shot": 160,
     "exchange.exchange": 168,
-    "hierarchical.all_reduce": 252,
-    "hierarchical.reduce_scatter": 224,
-    "hierarchical.all_gather": 216,
+    "hierarchical.all_reduce": 236,
+    "hierarchical.reduce_scatter": 208,
+    "hierarchical.all_gather": 208,
     "multimem.all_reduce": 160,
     "flagged.all_reduce": 144,
 }
@@ -159,6 +159,7 @@ LETTERS = {
     "P": compile.Loop(0, 2, 3, 0, 0),
     "A": compile.Loop(0, 0, 0, 0, 0),
     "W": compile.Loop(0, 0, 0, 0, 0),
+    "w": compile.Loop(0, 0, 0, 0, 0),
 }
 
 

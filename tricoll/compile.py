@@ -51,7 +51,8 @@ class Shape(NamedTuple):
 
     A bulk loop is a word in the letters of tiles.py: it reads Own and Recv, writes Keep and Send. Where many slots are
     read or written in a loop of its own: Q for a share that is read, P for a peer's slot that is written, both after a
-    look at where it is; around it, A for the sum, W if it is rounded to the wire dtype.
+    look at where it is; around it, A for the sum, W if it is rounded to the wire dtype, w if the compiler may write that
+    out a second time, in another branch.
     """
 
     loops: tuple[str, ...]  # innermost ones
@@ -78,11 +79,9 @@ SHAPES = {
     "direct.two_shot.reduce": Shape(("OS", "OS", "Q", "P", "RK"), 2, 2, around=("QAW",)),
     "direct.one_shot": Shape(("OS", "OS", "Q"), 1, 1, around=("QAWK",)),
     "direct.reduce_scatter": Shape(("OS", "OS", "Q"), 1, 1, around=("QAK",)),
-    "hierarchical.all_reduce": Shape(
-        ("OS", "OS", *"QQQ", *"PPP", "RK"), 8, 8, around=("QAWS", "QRAWS", "QRAWSK", "RWSK", "RWK"), tells=4
-    ),
-    "hierarchical.reduce_scatter": Shape(("OS", "OS", *"QQQ"), 3, 5, around=("QAWS", "QRAWS", "QRAK"), tells=4),
-    "hierarchical.all_gather": Shape(("OS", *"PPP", "RK"), 5, 3, around=("RWSK", "RWSK", "RWK"), tells=4),
+    "hierarchical.all_reduce": Shape(("OS", "OS", "Q", "P", "RK"), 3, 3, around=("QRRAWwSK",), tells=4),
+    "hierarchical.reduce_scatter": Shape(("OS", "OS", "Q"), 2, 2, around=("QRAWwSK",), tells=4),
+    "hierarchical.all_gather": Shape(("OS", "P", "RK"), 2, 2, around=("RWSK",), tells=4),
     "exchange.exchange": Shape(("OS", "OKS", "RK"), 1, 1),
     "multimem.all_reduce": Shape(("OS", "RAK"), 1, 1),
     "flagged.all_reduce": Shape((), 0, 0, polls=2),
@@ -439,9 +438,11 @@ def _rounded(c: Compiled) -> str | None:
     number = 2 * len(re.findall(rf"\b(?:{_PAIR})\b", c.ptx)) + len(re.findall(rf"\b(?:{_SINGLE})\b", c.ptx))
     if c.shape.polls:  # its words are not loaded and stored 16 bytes at a time
         return None if number or torch.bfloat16 not in (c.variant.wire, c.variant.out) else "nothing is rounded to BF16"
+    elements = c.settings.block // (32 * WARPS)  # a thread
     once = sum(2 * loop.pairs for loop in loops + around)
-    few = once // (c.settings.block // (32 * WARPS))
-    if number != 2 * once and not once + few <= number <= once + 2 * few:
+    few = once // elements
+    again = elements * sum("w" in word for word in c.shape.around)
+    if number != 2 * once and not once + few <= number <= once + 2 * few + again:
         return f"{number} numbers are rounded to BF16 by an instruction in all, not {2 * once}"
     return None
 
