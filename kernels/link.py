@@ -80,6 +80,7 @@ class Sender(NamedTuple):
     free: object
     abort: object  # line 0 of the peer
     peer: object
+    pe: object  # which the peer is in puts
 
 
 class Receiver(NamedTuple):
@@ -90,6 +91,7 @@ class Receiver(NamedTuple):
     free: object
     abort: object
     peer: object
+    pe: object
 
 
 @jit
@@ -118,22 +120,24 @@ def sender(heap, bases, me, to, links, index, back, call, WIRE: tl.constexpr):
     ``index`` is the link's number at its receiver, ``back`` that of its free words and staging slots here.
     """
     if call.MAPPED:
-        there = shmem.peer(heap, bases, me, to)
+        there, pe = shmem.peer(heap, bases, me, to), to
         slots = _slots(there, 0, links, index, call, WIRE)
     else:
-        there = heap
+        there, pe = heap, shmem.pe(bases, to)
         slots = _slots(heap, 1, links, back, call, WIRE)
     dest = _slots(heap, 0, links, index, call, WIRE)
-    return Sender(slots, dest, _ready(there, index), _free(heap, back), there, to)
+    return Sender(slots, dest, _ready(there, index), _free(heap, back), there, to, pe)
 
 
 @jit
 def receiver(heap, bases, me, source, links, index, back, call, WIRE: tl.constexpr):
     """The receiving end of a link from rank ``source`` to rank ``me``; ``index`` and ``back`` as for its sender."""
-    there = heap
     if call.MAPPED:
-        there = shmem.peer(heap, bases, me, source)
-    return Receiver(_slots(heap, 0, links, index, call, WIRE), _ready(heap, index), _free(there, back), there, source)
+        there, pe = shmem.peer(heap, bases, me, source), source
+    else:
+        there, pe = heap, shmem.pe(bases, source)
+    slots = _slots(heap, 0, links, index, call, WIRE)
+    return Receiver(slots, _ready(heap, index), _free(there, back), there, source, pe)
 
 
 # A net: link i comes from member i. ``here`` is this rank's number at the other end, ``there`` the other's number here.
@@ -249,7 +253,7 @@ def publish(tx, call, k, nbytes):
         shmem.store_signal(tx.ready + k % call.SLOTS, _flag(call, k), nbytes)
     else:
         dest = tx.dest + k % call.SLOTS * call.SLOT
-        shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)
+        shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.ready + k % call.SLOTS, _flag(call, k), tx.pe)
 
 
 @jit
@@ -275,7 +279,7 @@ def release(rx, call, k):
     if call.MAPPED:
         shmem.store_signal(rx.free + k % call.SLOTS, _flag(call, k), 0)
     else:
-        shmem.signal(rx.free + k % call.SLOTS, _flag(call, k), rx.peer)
+        shmem.signal(rx.free + k % call.SLOTS, _flag(call, k), rx.pe)
 
 
 @jit
@@ -290,7 +294,7 @@ def _tell(end, call, cause):
     if call.MAPPED:
         shmem.store_signal(end.abort, cause, 0)
     else:
-        shmem.signal(end.abort, cause, end.peer)
+        shmem.signal(end.abort, cause, end.pe)
 
 
 @jit

@@ -1,8 +1,8 @@
 """The device's one-sided API, in OpenSHMEM's words. Everything that leaves a channel goes through this file.
 
 On a GPU these are NVSHMEM calls and system-scope atomics. On a CPU they are calls of the program that the fabric has
-bound (:class:`tricoll.fabric.base.Program`). A *word* is a 64-bit flag; ``bases`` is the table of the addresses at
-which the peers' heaps are mapped here.
+bound (:class:`tricoll.fabric.base.Program`). A *word* is a 64-bit flag. ``bases`` is the table by which ranks are
+reached: of the addresses at which their heaps are mapped here or, for put links, of their PE numbers.
 
 Two rules of the memory model are used everywhere (NVSHMEM's documentation, "Memory model" and "Signaling"):
 a put-with-signal orders its own data before its own signal and nothing else, and a word written with ``signal`` or
@@ -66,6 +66,12 @@ def peer(symmetric, bases, me, pe):
     return symmetric + (tl.load(bases + pe) - tl.load(bases + me)) // 128 * elements
 
 
+@jit(cpu=lambda bases, rank: rank)
+def pe(bases, rank):
+    """The PE number of a rank: of a group of some of the PEs, the ranks have numbers of their own."""
+    return tl.load(bases + rank).to(tl.int32)
+
+
 @jit(cpu=lambda pointer: program().load(pointer))
 def load(pointer):
     """Read a word of this rank's own memory."""
@@ -114,7 +120,7 @@ def _thread(_semantic=None):
 
 @jit
 def signal(flag, word, pe):
-    """Set a word of rank ``pe``, without data. ``flag`` is the symmetric address."""
+    """Set a word of PE ``pe``, without data. ``flag`` is the symmetric address."""
     # A scalar extern is called by every thread of the CTA; one signal is enough.
     if _thread() == 0:
         _signal(flag, word, pe)
@@ -122,7 +128,7 @@ def signal(flag, word, pe):
 
 @jit
 def put_signal(dest, source, nbytes, flag, word, pe):
-    """Start a copy of ``nbytes`` to ``dest`` on rank ``pe`` and set ``flag`` there once the data have arrived.
+    """Start a copy of ``nbytes`` to ``dest`` on PE ``pe`` and set ``flag`` there once the data have arrived.
 
     ``dest`` and ``flag`` are symmetric addresses. ``source`` must not change until the receiver says that it has the
     data. Call it after a :func:`barrier`, because each thread of the CTA copies what others have written.

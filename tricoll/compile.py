@@ -51,8 +51,8 @@ class Shape(NamedTuple):
 
     A bulk loop is a word in the letters of tiles.py: it reads Own and Recv, writes Keep and Send. Where many slots are
     read or written in a loop of its own: Q for a share that is read, P for a peer's slot that is written, both after a
-    look at where it is; around it, A for the sum, W if it is rounded to the wire dtype, w if the compiler may write that
-    out a second time, in another branch.
+    look at where it is; around it, A for the sum, W if it is rounded to the wire dtype, w if the compiler may write
+    that out a second time, in another branch.
     """
 
     loops: tuple[str, ...]  # innermost ones

@@ -18,6 +18,7 @@ from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
 from .fabric import loopback as one_gpu
 from .fabric import nvshmem, sim
+from .fabric.agree import exchange
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
 from .workspace import CPU, settings_for
@@ -57,7 +58,7 @@ def init(
         fabric: "host" (processes of this machine, shared memory), "openshmem" (processes that ``oshrun`` has started,
             on one host or several), "nvshmem" (one process a GPU, for CUDA tensors), or "auto": "openshmem" if
             OMPI_COMM_WORLD_SIZE is set (by ``oshrun`` and ``mpirun``), RANK is not and ``torch.distributed`` is not
-            initialised, else "host".
+            initialised; "nvshmem" if every rank has a GPU and what it takes (``tricoll doctor`` says); else "host".
         timeout: seconds that a rank waits for others, here and in every collective.
         check: compare the call with the other ranks' before each collective. Without it, calls that differ are still
             found, by the fingerprints on the links, but the output may have been written to by then. None: on CPUs. On
@@ -85,7 +86,7 @@ def init(
     Raises:
         CollectiveTimeout: ranks are missing; it says which.
         HeapExhausted: shared memory is too small; it says what is needed, what there is, and what to set.
-        ValueError: a setting is wrong.
+        ValueError: a setting is wrong, or "auto" is not the same on all ranks.
     """
     global _default
     if fabric == "auto" and group is None and _among_pes():
@@ -119,7 +120,7 @@ def connect(
     store: dist.Store,
     rank: int,
     world_size: int,
-    fabric: str = "auto",
+    fabric: str = "host",
     timeout: float = 30.0,
     check: bool | None = None,
     tiles: str | None = None,
@@ -131,6 +132,8 @@ def connect(
         raise ValueError(f"fabric is {fabric!r}; it can be one of {FABRICS} (for 'sim', use tricoll.simulate)")
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
+    if fabric == "auto":
+        fabric = _suits(store, rank, world_size, timeout)
     # Before anybody is waited for; on GPUs it depends on what they are.
     chosen = None if fabric == "nvshmem" else settings_for(**settings, base=replace(CPU, mapped=fabric != "openshmem"))
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
@@ -153,6 +156,19 @@ def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: f
     if name == "nvshmem":
         return nvshmem.NvshmemFabric(store, rank, world_size, timeout)
     return HostFabric(store, rank, world_size, timeout, tiles)
+
+
+def _suits(store: dist.Store, rank: int, world_size: int, timeout: float) -> str:
+    """What "auto" is: "nvshmem" where all ranks can use it, "host" where none can."""
+    reasons = exchange(store, rank, world_size, "auto", nvshmem.unavailable(), timeout)
+    without = {r: reason for r, reason in enumerate(reasons) if reason}
+    if without and len(without) < world_size:
+        raise ValueError(
+            "fabric='auto': some ranks could use nvshmem, others not: "
+            + "; ".join(f"rank {r}: {reason}" for r, reason in without.items())
+            + ". Mend that, or say which fabric: tricoll.init(fabric='host') is for CPU tensors"
+        )
+    return "host" if without else "nvshmem"
 
 
 def _among_pes() -> bool:

@@ -26,7 +26,7 @@ class Heap:
     """This rank's part of the symmetric heap.
 
     ``words`` is the memory as int64 (zeroed, at a multiple of 128 bytes); ``bases[r]`` is the address at which rank
-    r's part is mapped here, or 0 if it is not.
+    r's part is mapped here, or 0 if it is not; for put links of a GPU it is r's PE number instead.
     """
 
     words: torch.Tensor

@@ -146,7 +146,10 @@ class NvshmemFabric:
 
     def allocate(self, nbytes: int, agreed: Mapping[str, Any]) -> Heap:
         mapped = bool(agreed["mapped"])
-        self._check_link(mapped)
+        if mapped and not self.mapped:
+            raise ValueError(
+                "link is 'mapped', and not every rank's memory is mapped on every other (see tricoll doctor): use 'put'"
+            )
         if not mapped and (wrong := libraries(_library(), os.environ)):
             raise CollectiveError(f"rank {self.rank}: {wrong}")
         offer = {"agreed": dict(agreed), "free": self._world.offer()}
@@ -162,24 +165,12 @@ class NvshmemFabric:
         torch.cuda.current_stream(self.device).synchronize()
         # Nobody may write to it before, or wait for what was here earlier.
         exchange(self.store, self.rank, self.world_size, "zeroed", True, self.timeout)
-        bases = self._world.addresses(at, self._pes)
+        bases = self._world.addresses(at, self._pes) if mapped else self._pes
         multicast = cuda.words_at(self._world.multicast(at), nbytes // 8, self.device) if self.multicast else None
         self._launcher = cuda.Launcher(
             self.device, "mapped" if mapped else "put", cooperative=True, loaded=None if mapped else module_loaded
         )
         return Heap(words, torch.tensor(bases, dtype=torch.int64, device=self.device), multicast)
-
-    def _check_link(self, mapped: bool) -> None:
-        if mapped and not self.mapped:
-            raise ValueError(
-                "link is 'mapped', and not every rank's memory is mapped on every other (see tricoll doctor): use 'put'"
-            )
-        if not mapped and self._pes != list(range(self.world_size)):
-            raise ValueError(
-                f"ranks 0 to {self.world_size - 1} of this group are NVSHMEM's PEs {self._pes}, and put links need the "
-                "same numbers: where peers are not mapped, a group of some ranks is served if it is the first "
-                "communicator of its processes, and then no group of more ranks can follow"
-            )
 
     def _grow(self, nbytes: int, free: Sequence[Any]) -> None:
         if self.world_size != self._world.n_pes:

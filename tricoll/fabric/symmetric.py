@@ -167,7 +167,7 @@ def check_world(ranks: Sequence[dict[str, Any]], world_size: int) -> None:
         raise ValueError(
             f"ranks {who} have the same GPU, {shared[0][1]} of {shared[0][0]}: start one rank a GPU with torchrun, "
             "which sets LOCAL_RANK, or call torch.cuda.set_device before tricoll.init. tricoll.loopback runs several "
-            "ranks on one GPU"
+            "ranks on one GPU, and fabric='host' is for CPU tensors"
         )
     identities = {r["identity"] for r in ranks}
     if len(identities) > 1:
