@@ -13,11 +13,11 @@ import torch
 
 import tricoll
 from tricoll.communicator import Communicator
+from tricoll.ranks import Ranks
 
 from . import noise, table
 from .collective import named
 from .measure import Case, measure
-from .ranks import Ranks
 from .results import Report, Row, row
 
 Say = Callable[[str], None]
@@ -122,14 +122,16 @@ def _introduction(plan: Plan, ranks: Ranks, report: Report) -> Iterator[str]:
         yield "# Blocking Enabled: wait for completion and barrier after each collective"
     yield "#"
     yield "# Using devices"
-    for rank, (pid, host, fabric) in enumerate(ranks.run(_where, **(plan.options or {}))):
-        device = f"device {rank:2d} [{fabric}] {report.machine['cpu']}"
-        yield f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host:>10} {device}"
+    for rank, (pid, host, fabric, device) in enumerate(ranks.run(_where, **(plan.options or {}))):
+        where = f"device {rank:2d} [{fabric}] {device or report.machine['cpu']}"
+        yield f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host:>10} {where}"
     yield "#"
 
 
-def _where(comm: Communicator) -> tuple[int, str, str]:
-    return os.getpid(), socket.gethostname(), comm.fabric
+def _where(comm: Communicator) -> tuple[int, str, str, str]:
+    device = comm._fabric.device
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return os.getpid(), socket.gethostname(), comm.fabric, gpu
 
 
 def _config(plan: Plan, n: int) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tricoll.bench import collective, ranks, run
+from tricoll import ranks
+from tricoll.bench import collective, run
 from tricoll.bench.cli import app
 from tricoll.bench.measure import Case
 from tricoll.bench.run import Plan

@@ -11,7 +11,7 @@ import pytest
 import torch
 import typer
 
-from tricoll.bench import cli, collective, data, noise, results, table
+from tricoll.bench import collective, data, noise, options, results, table
 from tricoll.bench.measure import Case, Seen, Side
 
 HEADER = """\
@@ -220,15 +220,17 @@ def test_parts_are_parts_of_one_tensor():
 
 
 def test_sizes():
-    assert [cli.size(t) for t in ("8", "1K", "16M", "1G", "0.5k", "2MiB")] == [8, 1024, 1 << 24, 1 << 30, 512, 2 << 20]
-    assert cli.sizes(1024, 1 << 20, 0, 4) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
-    assert cli.sizes(100, 250, 50, 4) == [100, 150, 200, 250]
-    assert cli.sizes(1, 4, 0, 1.1) == [1, 2, 3, 4]
+    assert [options.size(t, "-b") for t in ("8", "1K", "16M", "1G", "0.5k", "2MiB")] == [
+        8, 1024, 1 << 24, 1 << 30, 512, 2 << 20,
+    ]  # fmt: skip
+    assert options.sizes(1024, 1 << 20, 0, 4) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
+    assert options.sizes(100, 250, 50, 4) == [100, 150, 200, 250]
+    assert options.sizes(1, 4, 0, 1.1) == [1, 2, 3, 4]
     for wrong in ((2, 1, 0, 2), (1, 2, 0, 1), (0, 2, 0, 2)):
         with pytest.raises(typer.BadParameter):
-            cli.sizes(*wrong)
-    with pytest.raises(typer.BadParameter, match="'1T' is not a size"):
-        cli.size("1T")
+            options.sizes(*wrong)
+    with pytest.raises(typer.BadParameter, match="'1Q' is not a size"):
+        options.size("1Q", "-b")
 
 
 # Noise.

@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import re
-import sys
 import types
 
 import pytest
@@ -64,12 +63,12 @@ def test_help_teaches(run):
 
 
 def test_demo(run, monkeypatch):
-    seen = {}
-    monkeypatch.setitem(sys.modules, "tricoll.demo", types.SimpleNamespace(run=lambda **given: seen.update(given)))
+    seen, defaults = {}, {name: p.default for name, p in inspect.signature(demo.run).parameters.items()}
+    monkeypatch.setattr(demo, "run", lambda **given: seen.update(given))
     assert run("demo", "--ranks", 2, "--steps", 7, "--seed", 3).exit_code == 0
     assert seen == {"nprocs": 2, "steps": 7, "seed": 3}
     assert run("demo").exit_code == 0
-    assert seen == {name: p.default for name, p in inspect.signature(demo.run).parameters.items()}
+    assert seen == defaults
 
 
 def test_compile_shows_every_variant_in_order(run, builder):
