@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 import tricoll
-from tricoll import cost, dispatch, tuned
+from tricoll import cost, dispatch, tuned, workspace
 from tricoll.cli import app
 from tricoll.cost import Link, Profile, Protocol, Topology
 from tricoll.tune import measure
@@ -320,6 +320,28 @@ def test_a_profile_is_found(stored, profiles):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert tuned.find(Target("host", 4, 2, "mapped")) is None and tuned.find(Target("host", 8, 8, "mapped")) is None
+
+
+@pytest.mark.parametrize(
+    ("world_size", "node_size", "seen"), [(8, 4, 4), (8, 8, 8), (8, 0, 8), (8, 1, 8), (8, 3, 8), (8, 16, 8)]
+)
+def test_what_is_stored_is_what_is_looked_for(world_size, node_size, seen):
+    """Nodes count where the cost model sees several of several ranks: of other sizes, all ranks are in one."""
+    settings = workspace.settings_for(node_size=node_size, link="put")
+    assert tuned.target("host", world_size, settings) == Target("host", world_size, seen, "put")
+
+
+def test_a_profile_of_gpus_is_for_the_gpu(monkeypatch):
+    """A job has other hosts each time, and a machine without GPUs has none of it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
+    target = Target("nvshmem", 8, 8, "mapped")
+    origin = {**ORIGIN, "target": dataclasses.asdict(target), "machine": tuned.machine("nvshmem")}
+    tuned.save(dataclasses.replace(TRUE, provenance=origin), tuned.path_for(target))
+    assert tuned.find(target) is not None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"another machine .gpu was H100, is none"):
+        tuned.load(tuned.path_for(target), target)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,6 @@ def _lacking(local: int) -> str:
 
 def _cannot(reason: str) -> str:
     return (
-        f"fabric nvshmem cannot be used, {reason}. tricoll doctor says what this machine has, and docs/gpu.md what it "
-        "takes; --fabric host measures processes on CPUs"
+        f"fabric nvshmem cannot be used here: {reason}. It takes a GPU a rank, a CUDA build of PyTorch, and NVSHMEM "
+        '(pip install "tricoll[cu13]"): tricoll doctor says what is missing. --fabric host measures processes on CPUs'
     )
