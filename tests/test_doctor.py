@@ -569,7 +569,7 @@ def test_profiles(tmp_path):
     }
     profile = tricoll.cost.PROFILES["host"]
     save = lambda name, **changes: tuned.save(
-        tricoll.cost.dataclasses.replace(profile, provenance=origin | changes), tuned.folder() / name
+        dataclasses.replace(profile, provenance=origin | changes), tuned.folder() / name
     )
     save(tuned.path_for(target).name)
     assert one(fabrics.tuning(), "tuning").text == "4 ranks on host, mapped links, measured 2026-11-30"

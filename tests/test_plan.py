@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tricoll import cost, plan, plots, schedule
 from tricoll.cli import app
 from tricoll.cost import PROFILES, Topology
+from tricoll.plan import report, step
 
 LESSON = PROFILES["lesson"]
 GIVEN = ["--params", "8e9", "--gpus", "64", "--link", "50GB/s", "--bucket", "25MB", "--backward", "4s"]
@@ -104,10 +105,10 @@ def test_best_bucket():
 
 def test_lanes():
     line = plan.timeline(np.ones(2), np.array([4.0, 8.0]), np.array([2.0, 2.0]), backward=8.0)
-    assert plan.lanes(line, 0.0, 10.0, width=10) == ("████████  ", "    ██  ##")
-    assert plan.lanes(line, 0.0, 10.0, width=5) == ("████ ", "  █ #")
+    assert report.lanes(line, 0.0, 10.0, width=10) == ("████████  ", "    ██  ##")
+    assert report.lanes(line, 0.0, 10.0, width=5) == ("████ ", "  █ #")
     half = plan.timeline(np.ones(1), np.array([1.0]), np.array([0.5]), backward=4.0)
-    assert plan.lanes(half, 0.0, 4.0, width=4) == ("████", " ▒  ")
+    assert report.lanes(half, 0.0, 4.0, width=4) == ("████", " ▒  ")
 
 
 # When it ends.
@@ -115,7 +116,7 @@ def test_lanes():
 
 def test_memory():
     made = lesson()
-    assert plan.BYTES_A_PARAMETER == 16
+    assert step.BYTES_A_PARAMETER == 16
     assert made.ending.memory == 128e9 and not made.ending.fits
     assert made.ending.parameters == 5e9
     seventy = plan.make(70e9, Topology(64, 1), LESSON, bucket=25e6, backward=4.0)
@@ -129,7 +130,7 @@ def test_communication_outgrows_backward():
     assert together(526) <= 4.0 < together(527)
     assert lesson().ending.gpus == 527
     assert lesson(algorithm="tree").ending.gpus is None
-    assert lesson(algorithm="tree").ending.searched == plan.LARGEST_WORLD
+    assert lesson(algorithm="tree").ending.searched == step.LARGEST_WORLD
     assert lesson(backward=0.1).ending.gpus == 2  # even the smallest job
     node = plan.make(1e9, Topology(8), PROFILES["h100"], bucket=25e6, backward=4.0, algorithm="two_shot")
     assert (node.ending.gpus, node.ending.searched) == (None, 8)  # not over nodes

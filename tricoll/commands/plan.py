@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .. import cost, plots, schedule, units
-from .. import plan as planning
+from ..plan import make, report
 from ..terminal import console, progress
 from .options import MACHINES, usage_errors
 
@@ -56,7 +56,7 @@ def plan(
             latency = units.seconds(alpha)
             inner, outer = cost.Link(latency, units.rate(node_link)), cost.Link(latency, units.rate(link))
             constants = cost.two_levels(inner, outer, f"given ({alpha}, {link})")
-        made = planning.make(
+        made = make(
             units.count(params),
             cost.Topology(gpus, node_size),
             constants,
@@ -69,7 +69,7 @@ def plan(
     if as_json:
         typer.echo(json.dumps(made.as_dict(), indent=2))
     else:
-        planning.show(made, console())
+        report.show(made, console())
     if plot or scale:
         with usage_errors():
             if plot:
@@ -83,4 +83,4 @@ def plan(
                     points = schedule.sweep(made.bucket, node_size, constants, noise, worlds, show)
                 plots.scale(points, made.bucket, node_size, constants, noise, scale)
                 if not as_json:
-                    planning.show_sweep(points, console())
+                    report.show_sweep(points, console())
