@@ -60,7 +60,7 @@ def run(plan: Plan, ranks: Ranks, say: Say, command: str) -> Report:
             found.append(one)
             report.add(one)
             say(table.line(one, plan.plain))
-        report.comparisons += compare(found)
+        report.comparisons += compare_rows(found)
     labels = list(dict.fromkeys(r["backend"] for r in report.results))
     if labels:
         others = [(label, report.bus_bandwidth(label)) for label in labels[1:]]
@@ -94,7 +94,7 @@ def rows(case: Case, ranks: Ranks, plan: Plan, report: Report, say: Say) -> Iter
     report.failed |= not tricolls and any(name == "tricoll" for name, _ in case.backends)
 
 
-def compare(found: Sequence[Row]) -> list[dict[str, Any]]:
+def compare_rows(found: Sequence[Row]) -> list[dict[str, Any]]:
     """The first of a case's rows relative to each of the others, out of place."""
     comparisons = []
     for other in found[1:]:

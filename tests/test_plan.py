@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tricoll import cost, plan, plots, schedule
+from tricoll import cost, plan, plots
 from tricoll.cli import app
 from tricoll.cost import PROFILES, Topology
 from tricoll.plan import report, step
+from tricoll.schedule import Noise, sweep
 
 LESSON = PROFILES["lesson"]
 GIVEN = ["--params", "8e9", "--gpus", "64", "--link", "50GB/s", "--bucket", "25MB", "--backward", "4s"]
@@ -277,7 +278,7 @@ def test_pictures(run, tmp_path):
 
 
 def test_picture_of_many_ranks(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "WORLDS", (8, 16, 32, 64))
+    monkeypatch.setattr(sweep, "WORLDS", (8, 16, 32, 64))
     path = tmp_path / "scale.png"
     result = run("plan", *GIVEN, "--node-size", 8, "--scale", path)
     assert result.exit_code == 0, result.stderr
@@ -288,8 +289,8 @@ def test_picture_of_many_ranks(run, tmp_path, monkeypatch):
 
 def test_sweep():
     told = []
-    noise = schedule.Noise(jitter=0.5, stragglers=1)
-    points = schedule.sweep(1e6, 8, PROFILES["h100"], noise, (8, 32), lambda what, share: told.append(share))
+    noise = Noise(jitter=0.5, stragglers=1)
+    points = sweep.sweep(1e6, 8, PROFILES["h100"], noise, (8, 32), lambda what, share: told.append(share))
     seconds = {(p.algorithm, p.ranks, p.noisy): p.seconds for p in points}
     assert set(seconds) == {
         (a, n, noisy)

@@ -49,6 +49,13 @@ def target(fabric: str, world_size: int, settings: dispatch.Settings) -> Target:
     return Target(fabric, world_size, topology.node_size, "mapped" if topology.mapped else "put")
 
 
+def processor() -> str:
+    """What processor this machine has, as Linux calls it."""
+    with open("/proc/cpuinfo") as lines:
+        models = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+        return next(models, platform.machine())
+
+
 def machine(fabric: str) -> dict[str, Any]:
     """What tells one machine from another: profiles of other machines are refused.
 
@@ -56,11 +63,8 @@ def machine(fabric: str) -> dict[str, Any]:
     """
     if fabric == "nvshmem":
         return {"gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none"}
-    model = platform.machine()
-    with open("/proc/cpuinfo") as lines:
-        model = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), model)
     name = hashlib.sha256(platform.node().encode()).hexdigest()[:12]
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "hostname": name}
+    return {"cpu": processor(), "cores": len(os.sched_getaffinity(0)), "hostname": name}
 
 
 def folder() -> Path:

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from .. import cost, plots, schedule, units
+from .. import cost, plots, units
 from ..plan import make, report
+from ..schedule import Noise, sweep
 from ..terminal import console, progress
 from .options import MACHINES, usage_errors
 
@@ -75,12 +76,12 @@ def plan(
             if plot:
                 plots.timeline(made, plot)
             if scale:
-                noise = schedule.Noise(jitter, stragglers=stragglers, seed=seed)
-                worlds = [n for n in schedule.WORLDS if n % node_size == 0]
+                noise = Noise(jitter, stragglers=stragglers, seed=seed)
+                worlds = [n for n in sweep.WORLDS if n % node_size == 0]
                 with progress(percent=True) as bar:
                     task = bar.add_task("simulating", total=1.0)
                     show = lambda what, share: bar.update(task, description=what, completed=share)
-                    points = schedule.sweep(made.bucket, node_size, constants, noise, worlds, show)
+                    points = sweep.sweep(made.bucket, node_size, constants, noise, worlds, show)
                 plots.scale(points, made.bucket, node_size, constants, noise, scale)
                 if not as_json:
                     report.show_sweep(points, console())

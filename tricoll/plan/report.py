@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..schedule import Point
+    from ..schedule.sweep import Point
 
 SHADES = " ░▒▓█"
 

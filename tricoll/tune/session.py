@@ -20,6 +20,8 @@ from .fit import Fit, fit
 from .measure import Grid, measure
 from .samples import Samples
 
+TIMEOUT = 120.0  # seconds that a rank waits for others: on a busy machine they come late
+
 
 def provenance(comm: Communicator) -> dict[str, Any]:
     """Where and how samples are taken."""
@@ -74,7 +76,6 @@ def run(
     samples: Path | None = None,
     fresh: bool = False,
     output: Path | None = None,
-    timeout: float = 120.0,
 ) -> Outcome:
     """Measure with these ranks, fit, and store the profile, on each host: all ranks of a job have to find the same.
 
@@ -85,7 +86,7 @@ def run(
     # Paths are settled here: local ranks may have another working directory and environment than this process has now.
     where = samples and samples.absolute(), fresh, tuned.folder().absolute()
     options: dict[str, Any] = {"fabric": ranks.fabric(fabric), "link": link, "node_size": node_size}
-    kept = ranks.run(sample, grid, *where, timeout=timeout, **options)[0]
+    kept = ranks.run(sample, grid, *where, timeout=TIMEOUT, **options)[0]
     found: Fit | Exception | None = None
     if ranks.prints:
         try:
