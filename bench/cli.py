@@ -25,16 +25,17 @@ from .run import Plan, run
 
 app = typer.Typer(
     name="bench",
-    help="""Time collectives and check their results, with the flags and the table of nccl-tests.
+    help="""Time collectives and check their results, as nccl-tests does.
 
-    Starts local ranks itself (-g), or runs under torchrun or mpirun. Exits with 1 if a result was wrong or tricoll
-    could not be measured, with 2 if a flag is.
+    Flags and table are those of nccl-tests. Starts local ranks itself (-g), or runs under torchrun or mpirun. Exits
+    with 1 if a result was wrong or tricoll could not be measured, with 2 if a flag is.
 
     \b
     Examples:
       tricoll bench all_reduce -b 1K -e 16M -f 4 -g 4
       tricoll bench all_reduce --backends tricoll,gloo --wire bf16
       torchrun --nproc-per-node 4 -m tricoll.bench.all_reduce -e 1M
+      torchrun --nproc-per-node 8 --no-python tricoll bench all_reduce --backends tricoll,nccl     a GPU a rank
     """,
     no_args_is_help=True,
     add_completion=False,

@@ -1,4 +1,4 @@
-"""Planning: the bucket timeline, memory, and the commands ``tricoll plan`` and ``tricoll explain``."""
+"""Planning: the bucket timeline, memory, and ``tricoll plan``."""
 
 import json
 import random
@@ -7,9 +7,10 @@ import sys
 
 import numpy as np
 import pytest
+from pictures import check_colours, read_png
 from typer.testing import CliRunner
 
-from tricoll import cost, plan, plots
+from tricoll import cost, plan
 from tricoll.cli import app
 from tricoll.cost import PROFILES, Topology
 from tricoll.plan import report, step
@@ -206,75 +207,18 @@ def test_plan_command_says_what_is_wrong(run, options, said):
     assert not result.stdout
 
 
-def test_explain_command(run):
-    result = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 64, "--node-size", 8, "--all")
-    assert result.exit_code == 0
-    rows = re.findall(r"^ (\w+)( \*)? +[\d.]+ us", result.stdout, re.M)
-    assert rows == [("tree", ""), ("hierarchical", ""), ("ring", ""), ("two_shot", " *"), ("one_shot", " *")]
-    assert "* multimem is left out: the switch adds inside one node only" in result.stdout
-    assert "tree is predicted to take 209.7 us, 4.83% faster than hierarchical (219.9 us)" in result.stdout
-    only = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 64, "--node-size", 8, "--reproducible")
-    assert "two_shot is predicted" in only.stdout and "* ring is left out: not reproducible" in only.stdout
-
-
-def test_explain_command_json(run):
-    result = run("explain", "all_gather", "--bytes", "1GB", "--ranks", 8, "--profile", "nvlink", "--json")
-    read = json.loads(result.stdout)
-    assert read["winner"] == "two_shot"
-    assert read["candidates"][0]["time"] == pytest.approx(5e-6 + 7 / 8 / 450)
-    assert read["topology"] == {"world_size": 8, "node_size": 8, "mapped": True}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["allreduce"], "'allreduce' is not one of all_reduce, reduce_scatter"),
-        (["all_reduce", "--node-size", "5"], "do not fill nodes of 5"),
-        (["all_reduce", "--profile", "a100"], "neither a file nor one of"),
-    ],
-)
-def test_explain_command_says_what_is_wrong(run, options, said):
-    result = run("explain", *options, "--bytes", "1M", "--ranks", 8)
-    assert result.exit_code == 2 and said in result.stderr
-
-
-def test_what_tricoll_cannot_run(run, monkeypatch):
-    from tricoll import dispatch
-
-    monkeypatch.setattr(dispatch, "ALGORITHMS", {"ring": ("all_reduce",)})
-    given = ("--bytes", "1M", "--ranks", 8)
-    assert "* tree is left out: this version of tricoll does not have it" in run("explain", "all_reduce", *given).stdout
-    missing = run("explain", "broadcast", *given)
-    assert missing.exit_code == 2 and "--all predicts it all the same" in missing.stderr
-    assert run("explain", "broadcast", *given, "--all").exit_code == 0
-
-
 def test_help_teaches(run):
     text = run("plan", "--help").stdout
     assert "tricoll plan --params 8e9 --gpus 64 --link 50GB/s --bucket 25MB --backward 4s\n" in text
-    text = run("explain", "--help").stdout
-    assert "tricoll explain all_reduce --bytes 1M --ranks 64 --node-size 8\n" in text
 
 
 # Pictures.
 
 
-def read_png(path):
-    from matplotlib import image
-
-    return image.imread(path)
-
-
-def test_pictures(run, tmp_path):
-    lanes, sizes = tmp_path / "new" / "lanes.png", tmp_path / "sizes.png"
+def test_picture(run, tmp_path):
+    lanes = tmp_path / "new" / "lanes.png"
     assert run("plan", *GIVEN, "--plot", lanes).exit_code == 0
-    options = ("--bytes", "1M", "--ranks", 64, "--node-size", 8, "--all", "--plot", sizes)
-    assert run("explain", "all_reduce", *options).exit_code == 0
-    for path, colours in ((lanes, ("#0072b2", "#d55e00")), (sizes, [plots.COLOURS[a] for a in ("ring", "tree")])):
-        pixels = (read_png(path)[..., :3] * 255).round().astype(int)
-        for colour in colours:
-            wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-            assert (pixels == wanted).all(-1).sum() > 50, (path, colour)
+    check_colours(lanes, ("#0072b2", "#d55e00"))
 
 
 def test_picture_of_many_ranks(run, tmp_path, monkeypatch):
@@ -307,22 +251,3 @@ def test_pictures_say_what_to_install(run, tmp_path, monkeypatch):
     result = run("plan", *GIVEN, "--plot", tmp_path / "lanes.png")
     assert result.exit_code == 2
     assert 'pip install "tricoll[plot]"' in result.stderr
-
-
-# The documentation.
-
-
-def test_table_of_crossovers_is_the_model(request):
-    """docs/cost-model.md has the lines that ``python -m tricoll.explain`` prints."""
-    from tricoll import explain
-
-    text = (request.config.rootpath / "docs" / "cost-model.md").read_text()
-    assert "\n".join(explain.markdown()) in text
-
-
-def test_profile_of_the_documentation(request, run, tmp_path):
-    text = (request.config.rootpath / "docs" / "cost-model.md").read_text()
-    path = tmp_path / "mine.json"
-    path.write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL)[1])
-    result = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 8, "--profile", path)
-    assert result.exit_code == 0 and "profile mine" in result.stdout

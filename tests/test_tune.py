@@ -1,17 +1,13 @@
-"""Tuning: the grid, samples that are gone on with, the fit against known constants, and profiles that are refused."""
+"""Tuning: the grid, samples that are gone on with, the fit against known constants, and the command."""
 
 import dataclasses
-import json
-import os
-import warnings
 
 import numpy as np
 import pytest
-import torch
+from tuning import ORIGIN, TARGET
 from typer.testing import CliRunner
 
-import tricoll
-from tricoll import cost, dispatch, tuned, workspace
+from tricoll import tuned
 from tricoll.cli import app
 from tricoll.cost import Link, Profile, Protocol, Topology
 from tricoll.tune import measure
@@ -20,89 +16,12 @@ from tricoll.tune.measure import COLLECTIVES, Grid, algorithms, sizes
 from tricoll.tune.samples import Point, Samples
 from tricoll.tuned import Target
 
-TARGET = Target("host", 4, 4, "mapped")
-ORIGIN = {
-    "version": tuned.VERSION,
-    "target": dataclasses.asdict(TARGET),
-    "machine": tuned.machine("host"),
-    "settings": {"channels": 1, "slots": 4, "slot_bytes": 1 << 20, "window": 2, "block": 1 << 14},
-    "multicast": True,
-    "tricoll": tricoll.__version__,
-    "torch": "of the tests",
-}
-
 
 @pytest.fixture(autouse=True)
 def profiles(tmp_path, monkeypatch):
     """No test reads or writes what a user has."""
     monkeypatch.setenv("TRICOLL_PROFILE_DIR", str(tmp_path / "profiles"))
     return tmp_path / "profiles"
-
-
-# The terms that measured profiles add to the model.
-
-
-@pytest.mark.parametrize("link", ["mapped", "put"])
-@pytest.mark.parametrize(("n", "node_size"), [(2, 0), (3, 0), (5, 0), (8, 0), (4, 2), (6, 3)])
-def test_messages_are_those_that_ranks_send(n, node_size, link, simulate):
-    """Counted by the simulator, for every collective, algorithm and number of pieces."""
-    shape = {"slots": 4, "slot_bytes": 1 << 15, "window": 2, "channels": 1}
-    topology = Topology(n, node_size, link == "mapped")
-    links = {"mapped": Link(0, 1e9), "inter": Link(0, 1e9)}
-    one = Protocol(0.0, links, 1.0)  # a second a message, and next to nothing for its bytes
-    machine = Profile("counts", "", {"signal": one, "packed": one}, multicast=True, slot_bytes=1 << 15, window=2)
-    if node_size:
-        machine = dataclasses.replace(machine, protocols={"signal": one})
-    for collective in COLLECTIVES:
-        for numel in (32 * n, 16 * n * 300):  # whole vectors for every rank; one piece, and several
-            names = algorithms(collective, topology, link == "mapped")
-            assert set(names) == {
-                name
-                for name in dispatch.having(collective)
-                if (name != "multimem" or (link == "mapped" and not node_size))
-                and (name != "hierarchical" or node_size)
-            }
-            for name in names:
-                if node_size and name == "one_shot" and collective == "all_reduce" and link == "mapped":
-                    continue  # flags in the data, which the model has for one node only
-                x = torch.zeros(numel // n if collective == "all_gather" else numel)
-                ran = simulate(
-                    lambda comm: getattr(comm, collective)(x.clone(), algo=name),
-                    n,
-                    link=link,
-                    delivery="prompt",
-                    node_size=node_size or None,
-                    **shape,
-                )
-                found = [c for c in cost.candidates(collective, 4 * numel, topology, machine) if c.algorithm == name]
-                counted = [s["puts"] for s in ran.stats]
-                if name == "multimem":  # a message without data tells others that the result is there
-                    counted = [2 * (puts - puts // (n + 1)) for puts in counted]
-                assert round(found[0].latency) == max(counted), (collective, name, numel)
-                mean = dataclasses.replace(machine, shared=True)
-                found = [c for c in cost.candidates(collective, 4 * numel, topology, mean) if c.algorithm == name]
-                if name != "multimem":
-                    assert found[0].latency == pytest.approx(sum(counted) / n, abs=1e-3), (collective, name, numel)
-                    payload = sum(s["payload_bytes"] for s in ran.stats) / n
-                    assert found[0].bandwidth * 1e9 == pytest.approx(payload, rel=1e-2), (collective, name, numel)
-
-
-def test_shared_processors():
-    """A broadcast's root sends n - 1 times the data, or everybody passes them on: the same for who shares cores."""
-    links = {"mapped": Link(1e-5, 1e9), "inter": Link(1e-5, 1e9)}
-    alone = Profile("", "", {"signal": Protocol(1e-4, links, 1e-5)}, slot_bytes=1 << 20)
-    together = dataclasses.replace(alone, shared=True)
-
-    def seconds(profile, name):
-        found = cost.candidates("broadcast", 8000, Topology(8), profile)
-        return next(c.time for c in found if c.algorithm == name)
-
-    assert seconds(alone, "one_shot") == pytest.approx(1e-4 + 1e-5 + 7 * 1e-5 + 7 * 8e-6)
-    for name, steps in (("one_shot", 1), ("tree", 3), ("ring", 7)):
-        assert seconds(together, name) == pytest.approx(1e-4 + steps * 1e-5 + 7 / 8 * 1e-5 + 7 / 8 * 8e-6)
-    slow = dataclasses.replace(together, overheads={"broadcast": {"tree": 1.0}})
-    assert seconds(slow, "tree") == pytest.approx(1.0 + seconds(together, "tree"))
-    assert seconds(slow, "ring") == seconds(together, "ring")
 
 
 # What is measured.
@@ -299,81 +218,6 @@ def test_link_classes():
 def test_too_few_points():
     with pytest.raises(ValueError, match="too few to fit"):
         fit(synthetic()[:10], ORIGIN)
-
-
-# Profiles.
-
-
-@pytest.fixture
-def stored():
-    profile = dataclasses.replace(TRUE, provenance=ORIGIN)
-    path = tuned.path_for(TARGET)
-    tuned.save(profile, path)
-    return profile, path
-
-
-def test_a_profile_is_found(stored, profiles):
-    profile, path = stored
-    assert path == profiles / "host-4x4-mapped.json" and os.listdir(profiles) == [path.name]
-    assert tuned.find(TARGET) == profile
-    assert cost.load_profile(path) == profile  # as --profile and profile= read it
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert tuned.find(Target("host", 4, 2, "mapped")) is None and tuned.find(Target("host", 8, 8, "mapped")) is None
-
-
-@pytest.mark.parametrize(
-    ("world_size", "node_size", "seen"), [(8, 4, 4), (8, 8, 8), (8, 0, 8), (8, 1, 8), (8, 3, 8), (8, 16, 8)]
-)
-def test_what_is_stored_is_what_is_looked_for(world_size, node_size, seen):
-    """Nodes count where the cost model sees several of several ranks: of other sizes, all ranks are in one."""
-    settings = workspace.settings_for(node_size=node_size, link="put")
-    assert tuned.target("host", world_size, settings) == Target("host", world_size, seen, "put")
-
-
-def test_a_profile_of_gpus_is_for_the_gpu(monkeypatch):
-    """A job has other hosts each time, and a machine without GPUs has none of it."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H100")
-    target = Target("nvshmem", 8, 8, "mapped")
-    origin = {**ORIGIN, "target": dataclasses.asdict(target), "machine": tuned.machine("nvshmem")}
-    tuned.save(dataclasses.replace(TRUE, provenance=origin), tuned.path_for(target))
-    assert tuned.find(target) is not None
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ValueError, match=r"another machine .gpu was H100, is none"):
-        tuned.load(tuned.path_for(target), target)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"version": 99}, "version is 99"),
-        ({"provenance": {}}, "not measured by tricoll tune"),
-        ({"provenance": {**ORIGIN, "version": 0}}, "provenance has version 0"),
-        ({"provenance": {**ORIGIN, "tricoll": "0.0.1"}}, r"is old.*tricoll was 0\.0\.1"),
-        ({"provenance": {**ORIGIN, "machine": {**ORIGIN["machine"], "cores": 999}}}, "another machine .cores was 999"),
-        ({"provenance": {**ORIGIN, "machine": None}}, "another machine"),
-        ({"provenance": {**ORIGIN, "target": {**ORIGIN["target"], "fabric": "sim"}}}, "fabric was sim, is host"),
-        ({"provenance": {**ORIGIN, "target": {**ORIGIN["target"], "world_size": 8}}}, "world_size was 8, is 4"),
-        ({"provenance": {**ORIGIN, "target": {**ORIGIN["target"], "link": "put"}}}, "link was put, is mapped"),
-        ({"protocols": {}}, "no protocol 'signal'"),
-    ],
-)
-def test_refused(stored, change, reason):
-    _, path = stored
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError, match=reason):
-        tuned.load(path, Target("host", 4, 4, "mapped"))
-    with pytest.warns(RuntimeWarning, match=reason):
-        assert tuned.find(Target("host", 4, 4, "mapped")) is None
-
-
-def test_refused_files(tmp_path):
-    with pytest.raises(ValueError, match="run tricoll tune"):
-        tuned.load(tmp_path / "none.json", Target("host", 4, 4, "mapped"))
-    (tmp_path / "text.json").write_text("no JSON")
-    with pytest.raises(ValueError, match=r"text\.json"):
-        tuned.load(tmp_path / "text.json", Target("host", 4, 4, "mapped"))
 
 
 # The command.

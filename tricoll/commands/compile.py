@@ -45,7 +45,7 @@ def compile_kernels(
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Default: one a CPU.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file, too.")] = None,
 ) -> None:
-    """Compile kernels ahead of time and check the machine code; needs no GPU.
+    """Compile kernels ahead of time and check the machine code. Needs no GPU.
 
     What is compiled stays in Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache). A training job on this
     architecture, with the default settings and 16-byte aligned tensors, then starts without compiling. Exits with 1 if

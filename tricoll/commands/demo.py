@@ -14,7 +14,9 @@ def demo(
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps of each training.")] = 240,
     seed: Annotated[int, typer.Option(help="Of the initial parameters and the batches.")] = 0,
 ) -> None:
-    """Train a digit classifier on local CPU ranks, with BF16 gradients and, next to it, with Gloo in FP32.
+    """Train a digit classifier on this machine's CPU, next to Gloo.
+
+    Local ranks train it with BF16 gradients and, next to that, with Gloo in FP32; the runs are compared step by step.
 
     \b
     Example:

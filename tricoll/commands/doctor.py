@@ -18,7 +18,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for a bug report, instead.")] = False,
     markdown: Annotated[Path | None, typer.Option(help="Write it to this page, too, between its markers.")] = None,
 ) -> None:
-    """What this machine has, which fabrics work on it, and what to do about the rest.
+    """What works on this machine, and what to do about the rest.
 
     Looks at versions, cores, memory, GPUs, NVSHMEM, the network, environment variables and tuned profiles; then makes a
     real all-reduce on each fabric that works here, and compares every byte with the oracle. Needs nothing but the

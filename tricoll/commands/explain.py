@@ -33,11 +33,11 @@ def explain(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON (seconds and bytes) instead.")] = False,
 ) -> None:
-    """Which algorithm a collective would take, why, and by how much it wins.
+    """Which algorithm a collective would take, and why.
 
-    Lists what each algorithm costs by the alpha-beta model: latency (steps), bandwidth (bytes on the busiest link),
-    busbw as in nccl-tests, and how often a value is rounded when a narrower dtype travels. Predicted, not measured:
-    docs/cost-model.md.
+    Says by how much it wins, and what each algorithm costs by the alpha-beta model: latency (steps), bandwidth (bytes
+    on the busiest link), busbw as in nccl-tests, and how often a value is rounded when a narrower dtype travels.
+    Predicted, not measured: docs/cost-model.md.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def explain(
     """
     with usage_errors():
         cost.check_collective(collective)
-        available = dispatch.having(collective)
+        available = dispatch.having("send" if collective == "send_recv" else collective)
         if not available and not everything:
             raise ValueError(f"this version of tricoll does not have {collective}; --all predicts it all the same")
         topology, constants = cost.Topology(ranks, node_size), cost.load_profile(profile)

@@ -26,7 +26,7 @@ def numerics(
         Path | None, typer.Option(help="Draw the error over the ranks to this file (.png, .svg, .pdf).")
     ] = None,
 ) -> None:
-    """Measure how far every algorithm's sum is from the exact one; needs no GPU and no other process.
+    """Measure how far every algorithm's sum is from the exact one. Needs no GPU and no other process.
 
     The sums are those of tricoll.oracle, which says what the kernels give, bit for bit. Use it to choose an algorithm
     and a wire dtype: a ring with BF16 on the wire rounds at every hop, the direct algorithms once.

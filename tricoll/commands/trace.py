@@ -45,7 +45,7 @@ def trace(
     ] = None,
     pictures: Annotated[Path | None, typer.Option(help="Draw those of docs/algorithms.md into this folder.")] = None,
 ) -> None:
-    """Draw what one call does: who sends what to whom and when, and who waits.
+    """Draw what one call does: who sends what to whom, and who waits.
 
     Runs the kernels in the simulator, with a virtual clock on which only messages take time. The shape of the links is
     that of the TRICOLL_ variables. If the call deadlocks, what happened up to then is drawn, with the waits that never

@@ -41,7 +41,7 @@ def tune(
         Path | None, typer.Option(help="Draw measured and fitted time over size: FILE.png, .svg or .pdf.")
     ] = None,
 ) -> None:
-    """Measure this machine's algorithms, so that algo="auto" chooses by figures instead of guesses.
+    """Measure, so that algo="auto" chooses by figures, not by guesses.
 
     Times every algorithm of all_reduce, reduce_scatter, all_gather and broadcast, fits the constants of the cost model,
     tells how well they predict sizes that were kept out of the fit, and stores them as a profile for this machine,

@@ -26,11 +26,12 @@ def verify(
     json: Annotated[Path | None, typer.Option("-J", help="Write what was found to this JSON file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this Markdown file.")] = None,
 ) -> None:
-    """Ask a collectives backend what it does: exact, same bits, NaN, odd tensors, ranks that disagree or die.
+    """Ask a collectives backend what it really does.
 
-    Useful with any backend of torch.distributed, whether or not you use tricoll. Every probe runs in processes of its
-    own, so that a crash or a hang is a result. Exits with 1 if there are wrong results, crashes or hangs, with 2 if the
-    backend is not there.
+    Whether sums are exact, and the same bits everywhere; what becomes of NaN and of odd tensors, and what happens if
+    ranks disagree or die. Useful with any backend of torch.distributed, whether or not you use tricoll. Every probe
+    runs in processes of its own, so that a crash or a hang is a result. Exits with 1 if there are wrong results,
+    crashes or hangs, with 2 if the backend is not there.
 
     \b
     Examples:
