@@ -94,45 +94,13 @@ def fit(points: Sequence[Point], origin: Mapping[str, Any]) -> Fit:
     except ImportError:
         raise ImportError('the fit needs SciPy: pip install "tricoll[tune]"') from None
 
-    target, settings = Target(**origin["target"]), origin["settings"]
     whole = sorted({point.nbytes for point in points})
     held_out = frozenset(whole[HOLD_OUT - 2 : -1 : HOLD_OUT])  # none is beyond those that are fitted
     fitted = [point for point in points if point.nbytes not in held_out]
-    shared = target.fabric == "host"  # one machine, whose cores do all the sending; "nodes" are made up
-    kinds = [target.link] + ["inter"] * (target.topology.nodes > 1 and not shared)
-    packed = target.link == "mapped" and target.topology.nodes == 1
-
-    # Constants in units that make them about 1; all are at least 0.
-    start = [100.0, 20.0, *(value for _ in kinds for value in (20.0, 1.0))] + [100.0, 20.0, 1.0] * packed
-    common = len(start)
-    pairs = sorted({(point.collective, point.algorithm) for point in fitted})
-    start += [10.0] * len(pairs)
+    unknowns = Unknowns(origin, sorted({(point.collective, point.algorithm) for point in fitted}))
+    start, target = unknowns.start, unknowns.target
     if len(fitted) < 2 * len(start):
         raise ValueError(f"{len(fitted)} measured times are too few to fit {len(start)} constants to: add sizes")
-
-    def profile(constants: Sequence[float]) -> Profile:
-        base, message, *rest = (float(value) for value in constants[:common])
-        overheads: dict[str, dict[str, float]] = {}
-        for (collective, algorithm), value in zip(pairs, constants[common:]):
-            overheads.setdefault(collective, {})[algorithm] = float(value) * MICRO
-        links = {kind: _link(rest[2 * i], rest[2 * i + 1]) for i, kind in enumerate(kinds)}
-        links = {"mapped": links[target.link], "inter": links[target.link], **links}
-        protocols = {"signal": Protocol(base * MICRO, links, message * MICRO)}
-        if packed:
-            base, message, slowness = rest[-3:]
-            protocols["packed"] = Protocol(base * MICRO, {"mapped": _link(0.0, slowness)}, message * MICRO)
-        return Profile(
-            "tuned",
-            f"measured by tricoll tune: {target}",
-            protocols,
-            multicast=origin["multicast"],
-            channels=settings["channels"],
-            slot_bytes=settings["slot_bytes"],
-            window=settings["window"],
-            shared=shared,
-            overheads=overheads,
-            provenance=origin,
-        )
 
     measured = np.array([point.seconds for point in fitted])
     cases = _cases(fitted)
@@ -141,24 +109,66 @@ def fit(points: Sequence[Point], origin: Mapping[str, Any]) -> Fit:
     typical = float(np.median(measured)) / MICRO
 
     def residuals(constants: Any) -> Any:
-        wrong = np.log(predict(fitted, profile(constants), target.topology) / measured)
+        wrong = np.log(predict(fitted, unknowns.profile(constants), target.topology) / measured)
         usual = np.array([np.median(wrong[rows]) for rows in together])
-        return np.concatenate([wrong, wrong - usual[case], PRIOR * constants[common:] / typical])
+        return np.concatenate([wrong, wrong - usual[case], PRIOR * constants[unknowns.common :] / typical])
 
     # Measured times are fitted in some tens of steps; those without any noise would go on to the last digit.
     found = least_squares(
         residuals, start, bounds=(LEAST, np.inf), x_scale=start, loss="cauchy", f_scale=0.1, max_nfev=MOST_STEPS
     )
-    constants = found.x
-    seconds = np.arange(len(start)) >= common  # which of the constants are: not those that stand for beta
-    seconds[[0, 1, *range(2, 2 + 2 * len(kinds), 2)]] = True
-    if packed:
-        seconds[[common - 3, common - 2]] = True
-    constants[seconds & (constants < NOTHING)] = 0.0
-    best = profile(constants)
+    constants = np.where(unknowns.seconds & (found.x < NOTHING), 0.0, found.x)
+    best = unknowns.profile(constants)
     errors = predict(points, best, target.topology) / np.array([point.seconds for point in points]) - 1
     judged = [_judge(c, nbytes, points, best, target, nbytes in held_out) for c, nbytes in _cases(points)]
     return Fit(best, dict(zip(points, errors.tolist())), judged, held_out)
+
+
+class Unknowns:
+    """The constants that are fitted, as a vector: in microseconds, and microseconds a kilobyte for 1 / beta.
+
+    First ``base`` and ``message`` of the protocol ``signal``; alpha and 1 / beta of each class of its links; the same
+    of ``packed``, without alpha; then an overhead for each of ``pairs``, (collective, algorithm).
+    """
+
+    def __init__(self, origin: Mapping[str, Any], pairs: Sequence[tuple[str, str]]) -> None:
+        self.origin, self.pairs, self.target = origin, pairs, Target(**origin["target"])
+        self.shared = self.target.fabric == "host"  # one machine, whose cores do all the sending; "nodes" are made up
+        nodes = self.target.topology.nodes
+        self.kinds = [self.target.link] + ["inter"] * (nodes > 1 and not self.shared)
+        self.packed = self.target.link == "mapped" and nodes == 1
+        # Where the fit begins, and whether it is a time.
+        base, message, alpha, slowness, overhead = (100.0, True), (20.0, True), (20.0, True), (1.0, False), (10.0, True)
+        common = [base, message, *[alpha, slowness] * len(self.kinds), *[base, message, slowness] * self.packed]
+        self.common = len(common)
+        start, seconds = zip(*common, *[overhead] * len(pairs))
+        self.start, self.seconds = np.array(start), np.array(seconds)
+
+    def profile(self, constants: Sequence[float]) -> Profile:
+        """The machine with these constants."""
+        base, message, *rest = (float(value) for value in constants[: self.common])
+        overheads: dict[str, dict[str, float]] = {}
+        for (collective, algorithm), value in zip(self.pairs, constants[self.common :]):
+            overheads.setdefault(collective, {})[algorithm] = float(value) * MICRO
+        links = {kind: _link(rest[2 * i], rest[2 * i + 1]) for i, kind in enumerate(self.kinds)}
+        links = {"mapped": links[self.target.link], "inter": links[self.target.link], **links}
+        protocols = {"signal": Protocol(base * MICRO, links, message * MICRO)}
+        if self.packed:
+            base, message, slowness = rest[-3:]
+            protocols["packed"] = Protocol(base * MICRO, {"mapped": _link(0.0, slowness)}, message * MICRO)
+        settings = self.origin["settings"]
+        return Profile(
+            "tuned",
+            f"measured by tricoll tune: {self.target}",
+            protocols,
+            multicast=self.origin["multicast"],
+            channels=settings["channels"],
+            slot_bytes=settings["slot_bytes"],
+            window=settings["window"],
+            shared=self.shared,
+            overheads=overheads,
+            provenance=self.origin,
+        )
 
 
 def _link(alpha: float, slowness: float) -> Link:
