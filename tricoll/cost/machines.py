@@ -79,7 +79,7 @@ class Profile:
     ``overheads``: seconds once a call on top of ``base``, by collective and algorithm: some have more to compute before
     and between messages.
 
-    ``provenance`` says how a measured profile came about, and for which machine: see :mod:`tricoll.tune`.
+    ``provenance`` says how a measured profile came about, and for which machine: see :mod:`tricoll.tuned`.
     """
 
     name: str

@@ -144,7 +144,7 @@ class Unknowns:
         start, seconds = zip(*common, *[overhead] * len(pairs))
         self.start, self.seconds = np.array(start), np.array(seconds)
 
-    def profile(self, constants: Sequence[float]) -> Profile:
+    def profile(self, constants: Any) -> Profile:
         """The machine with these constants."""
         base, message, *rest = (float(value) for value in constants[: self.common])
         overheads: dict[str, dict[str, float]] = {}
