@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tricoll.communicator import Communicator
+from tricoll.fabric.gpus import choose_device
 
 from . import mpi
 from .collective import Collective, reduce_op
@@ -40,6 +41,9 @@ class Backend:
         """Bytes of payload that this rank has sent so far; None if nobody counts."""
         return None
 
+    def finish(self) -> None:
+        """Wait for what has been called, and raise what went wrong in it."""
+
     def choice(self, collective: Collective, x: Tensor, op: str, root: int) -> str | None:
         """The algorithm that the dispatcher takes for this call; None if there is no saying."""
         return None
@@ -57,8 +61,12 @@ class Tricoll(Backend):
         options = {"algo": self.algo, "wire": self.wire}
         return lambda: collective.tricoll(self.comm, x, out, op, root, **options)
 
-    def sent(self) -> int:
-        return int(self.comm.stats()["payload_bytes"])
+    def sent(self) -> int | None:
+        return sent(self.comm)
+
+    def finish(self) -> None:
+        if self.device.type == "cuda":  # where calls only enqueue, and errors come later
+            self.comm.barrier()
 
     def choice(self, collective: Collective, x: Tensor, op: str, root: int) -> str | None:
         if collective.name == "all_gather":
@@ -107,10 +115,15 @@ def open_tricoll(comm: Communicator, algo: str, wire: torch.dtype | None) -> Tri
     label = "tricoll" if algo == "auto" else f"tricoll:{algo}"
     if wire is not None:
         label += f"/{str(wire).removeprefix('torch.')}"
-    return Tricoll(label, torch.device("cpu"), comm, algo, wire)
+    return Tricoll(label, comm._fabric.device, comm, algo, wire)
 
 
-def open_torch(name: str, rank: int, timeout: float) -> Torch:
+def sent(comm: Communicator) -> int | None:
+    """Bytes of payload that this rank has sent so far; None on GPUs, whose kernels do not count."""
+    return None if comm._fabric.device.type == "cuda" else int(comm.stats()["payload_bytes"])
+
+
+def open_torch(name: str, timeout: float) -> Torch:
     """The group of all ranks with this backend of PyTorch. Collective. Raises Unavailable on all ranks or on none."""
     within = timedelta(seconds=timeout)
     if not dist.is_initialized():
@@ -118,56 +131,36 @@ def open_torch(name: str, rank: int, timeout: float) -> Torch:
     if name == "gloo":
         return Torch(name, torch.device("cpu"), dist.group.WORLD)
     if name == "nccl":
-        if not dist.is_nccl_available():
-            raise Unavailable("this build of PyTorch has no NCCL (a CUDA build has)")
-        if not torch.cuda.is_available():
-            raise Unavailable("NCCL needs a CUDA GPU, and torch.cuda.is_available() is False")
-        if torch.cuda.device_count() < dist.get_world_size():
-            raise Unavailable(
-                f"NCCL needs a GPU a rank: {torch.cuda.device_count()} GPUs, {dist.get_world_size()} ranks"
-            )
-        device = torch.device("cuda", rank % torch.cuda.device_count())
-        torch.cuda.set_device(device)
-    else:
-        if not dist.is_mpi_available():
-            raise Unavailable(
-                "this build of PyTorch has no MPI (only one that was built from source on an MPI has). The benchmarks "
-                "of single collectives measure MPI without PyTorch"
-            )
-        device = torch.device("cpu")
-    return Torch(name, device, dist.new_group(backend=name, timeout=within))
+        return Torch(name, _gpu_for_nccl(), _group(name, within))
+    if not dist.is_mpi_available():
+        raise Unavailable(
+            "this build of PyTorch has no MPI (only one that was built from source on an MPI has). The benchmarks "
+            "of single collectives measure MPI without PyTorch"
+        )
+    return Torch(name, torch.device("cpu"), _group(name, within))
 
 
-def timed(
-    call: Callable[[], object],
-    count: int,
-    device: torch.device,
-    cpu_time: bool = False,
-    between: Callable[[], object] | None = None,
-    graph: int = 0,
-) -> float:
-    """Seconds a call, of ``count`` calls.
+def _gpu_for_nccl() -> torch.device:
+    """This rank's GPU: the one that tricoll's fabric has taken, if it is on GPUs, too."""
+    if not dist.is_nccl_available():
+        raise Unavailable("this build of PyTorch has no NCCL (a CUDA build has)")
+    if not torch.cuda.is_available():
+        raise Unavailable("NCCL needs a CUDA GPU, and torch.cuda.is_available() is False")
+    gpus, here = torch.cuda.device_count(), int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+    if gpus < here:
+        raise Unavailable(f"NCCL needs a GPU a rank: {gpus} GPUs, {here} ranks on this host")
+    index = choose_device(os.environ, gpus, torch.cuda.current_device())
+    torch.cuda.set_device(index)
+    return torch.device("cuda", index)
 
-    Args:
-        cpu_time: on a GPU, do not wait until the work is done.
-        between: what to do after each call, such as a barrier; None: nothing.
-        graph: capture the calls in a CUDA graph and launch it so many times; 0: no graph.
-    """
-    cuda = device.type == "cuda"
-    launch, launches = call, count
-    if graph:
-        captured = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(captured):
-            for _ in range(count):
-                call()
-        launch, launches = captured.replay, graph
-    if cuda:
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(launches):
-        launch()
-        if between is not None:
-            between()
-    if cuda and not cpu_time:
-        torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / (count * (graph or 1))
+
+_groups: dict[str, tuple[Any, Any]] = {}  # by backend: the world that a group was made in, and the group
+
+
+def _group(name: str, within: timedelta) -> Any:
+    """All ranks with another backend than the world's: made once, since NCCL keeps memory for each."""
+    there, group = _groups.get(name, (None, None))
+    if there is not dist.group.WORLD:
+        group = dist.new_group(backend=name, timeout=within)
+        _groups[name] = dist.group.WORLD, group
+    return group

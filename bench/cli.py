@@ -4,110 +4,61 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from tricoll import dispatch
+from tricoll import ranks
 from tricoll.tensors import as_dtype
+from tricoll.terminal import console
 
-from . import backends, collective, results
+from . import collective, options, results
 from .measure import Case
-from .ranks import Launched, Local, Ranks, launched
+from .options import Fabric, Json, Ngpus, Peers, Timeout
 from .results import TYPES, Report
 from .run import Plan, run
 
 app = typer.Typer(
     name="bench",
-    help="""Time collectives and check their results, with the flags and the table of nccl-tests.
+    help="""Time collectives and check their results, as nccl-tests does.
 
-    Starts local ranks itself (-g), or runs under torchrun or mpirun. Exits with 1 if a result was wrong or tricoll
-    could not be measured, with 2 if a flag is.
+    Flags and table are those of nccl-tests. Starts local ranks itself (-g), or runs under torchrun or mpirun. Exits
+    with 1 if a result was wrong or tricoll could not be measured, with 2 if a flag is.
 
     \b
     Examples:
       tricoll bench all_reduce -b 1K -e 16M -f 4 -g 4
       tricoll bench all_reduce --backends tricoll,gloo --wire bf16
       torchrun --nproc-per-node 4 -m tricoll.bench.all_reduce -e 1M
+      torchrun --nproc-per-node 8 --no-python tricoll bench all_reduce --backends tricoll,nccl     a GPU a rank
     """,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-SUFFIXES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 LOCAL = 4  # ranks on a machine without GPUs
 
 
-Ngpus = Annotated[int, typer.Option("-g", "--ngpus", min=0, help="Local ranks to start. 0: one a GPU, or 4 without.")]
-Timeout = Annotated[float, typer.Option("-T", "--timeout", min=1, help="Seconds that a rank waits for others.")]
-Json = Annotated[Path | None, typer.Option("-J", "--output_file", help="Write everything to this JSON file.")]
-
-
-def size(text: str) -> int:
-    """A number of bytes: 1024, 1K, 0.5M, 2G."""
-    found = re.fullmatch(r"(\d+(?:\.\d*)?)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
-    if not found:
-        raise typer.BadParameter(f"{text!r} is not a size: 1024, 1K, 16M, 1G")
-    return int(float(found[1]) * SUFFIXES[found[2].upper()])
-
-
-def sizes(first: int, last: int, step: int, factor: float) -> list[int]:
-    """From the first to the last, multiplied by ``factor`` or, if ``step`` is given, with that added."""
-    if first > last:
-        raise typer.BadParameter(f"the first size, {first}, is larger than the last, {last}", param_hint="-b")
-    if not step and (factor <= 1 or first < 1):
-        raise typer.BadParameter("sizes do not grow: -f must be more than 1, and -b at least 1 byte", param_hint="-f")
-    found = [first]
-    while (following := found[-1] + step if step else max(found[-1] + 1, int(found[-1] * factor))) <= last:
-        found.append(following)
-    return found
-
-
-def _dtypes(text: str) -> list[torch.dtype]:
-    if text == "all":
-        return list(TYPES.values())
-    with contextlib.suppress(TypeError):
-        dtype = TYPES[text] if text in TYPES else as_dtype(text)
-        if dtype in TYPES.values():
-            return [dtype]
-    raise typer.BadParameter(f"{text!r} is not one of {', '.join(TYPES)}, all", param_hint="-d")
-
-
-def _one_of(text: str, known: tuple[str, ...], hint: str) -> list[str]:
-    if text == "all":
-        return list(known)
-    for name in (chosen := text.split(",")):
-        if name not in known:
-            raise typer.BadParameter(f"{name!r} is not one of {', '.join(known)}, all", param_hint=hint)
-    return list(dict.fromkeys(chosen))
-
-
-def _backends(names: str, algos: str, of: str) -> tuple[tuple[str, str], ...]:
-    """What is measured: tricoll with each algorithm in the place of "tricoll"."""
-    having = tuple(dispatch.having("send" if of == "sendrecv" else of))
-    chosen = _one_of(algos, ("auto", *having), "--algos") if algos != "all" else ["auto", *having]
-    found: list[tuple[str, str]] = []
-    for name in _one_of(names, backends.NAMES, "--backends"):
-        found += [(name, algo) for algo in chosen] if name == "tricoll" else [(name, "")]
-    return tuple(found)
-
-
-def local_or_launched(ngpus: int) -> Ranks:
-    if already := launched():
-        if ngpus not in (0, already):
-            raise typer.BadParameter(f"{already} ranks have been started already: leave -g out", param_hint="-g")
-        return Launched()
-    return Local(ngpus or torch.cuda.device_count() or LOCAL)
+@contextlib.contextmanager
+def started(ngpus: int, fabric: str) -> Iterator[tuple[ranks.Ranks, str]]:
+    """The ranks to measure, and tricoll's fabric on them. What goes wrong on them is said in a line; exit code 1."""
+    if (already := ranks.launched()) and ngpus not in (0, already):
+        raise typer.BadParameter(f"{already} ranks have been started already: leave -g out", param_hint="-g")
+    with ranks.started(ngpus or torch.cuda.device_count() or LOCAL) as all_ranks:
+        try:
+            chosen = all_ranks.fabric(fabric)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--fabric") from None
+        try:
+            yield all_ranks, chosen
+        except (RuntimeError, ValueError, TypeError) as error:
+            _fail(str(error), 1)
 
 
 def bench(
@@ -137,15 +88,16 @@ def bench(
     ] = "float",
     root: Annotated[str, typer.Option("-r", "--root", help="A rank, or all.")] = "0",
     average: Annotated[
-        int,
+        int | None,
         typer.Option(
             "-a",
             "--average",
             min=0,
             max=3,
-            help="A call's time is 0: rank 0's, 1: the mean of all ranks', 2: the fastest's, 3: the slowest's.",
+            help="A call's time is 0: rank 0's, 1: the mean of all ranks', 2: the fastest's, 3: the slowest's. "
+            "Default: 1, and 3 on GPUs.",
         ),
-    ] = 1,
+    ] = None,
     blocking: Annotated[int, typer.Option("-z", "--blocking", min=0, max=1, help="1: a barrier after each call.")] = 0,
     graph: Annotated[
         int, typer.Option("-G", "--cudagraph", min=0, help="Launch the calls as a CUDA graph, so many times.")
@@ -166,39 +118,38 @@ def bench(
     wire: Annotated[
         str | None, typer.Option(help="The dtype that tricoll sends, such as bf16; its own if not given.")
     ] = None,
-    fabric: Annotated[str, typer.Option(help="tricoll's fabric: auto, host or openshmem.")] = "auto",
+    fabric: Fabric = "auto",
     call_check: Annotated[bool, typer.Option(help="Let tricoll compare the ranks' calls first, as it does.")] = True,
 ) -> None:
     of = collective.named(str(context.command.name))
-    chosen = sizes(size(minbytes), size(maxbytes), size(stepbytes), stepfactor)
+    step = options.size(stepbytes, "-i")
+    sizes = options.sizes(options.size(minbytes, "-b"), options.size(maxbytes, "-e"), step, stepfactor)
     if graph and not torch.cuda.is_available():
         raise typer.BadParameter("CUDA graphs need a CUDA GPU, and there is none", param_hint="-G")
     try:
         on_wire = as_dtype(wire) if wire else None
     except TypeError as error:
         raise typer.BadParameter(str(error), param_hint="--wire") from None
-    measured = _backends(names, algos, of.name)
+    measured = options.measured(names, algos, of.name)
     if plain and len(measured) > 1:
         raise typer.BadParameter("plain rows do not say which backend they are of: choose one", param_hint="--plain")
-    dtypes, ops = _dtypes(datatype), _one_of(op, collective.OPS, "-o") if of.reduces else ["none"]
+    dtypes, ops = options.dtypes(datatype), options.one_of(op, collective.OPS, "-o") if of.reduces else ["none"]
     if set(ops) <= {"avg", "mulsum"} and not any(dtype.is_floating_point for dtype in dtypes):
         raise typer.BadParameter("integers have no average, and no multiplied sum", param_hint="-o")
     case = Case(
         of.name, 0, torch.float32, "", -1, measured, on_wire, iters, min(samples, iters), agg, warmup, check, accuracy,
         bool(blocking), graph, bool(cpu_time), timeout,
     )  # fmt: skip
-    step = f"{size(stepbytes)}(bytes)" if size(stepbytes) else f"{stepfactor:g}(factor)"
-    ranks = local_or_launched(ngpus)
-    say = (lambda text: print(text, flush=True)) if ranks.prints else (lambda text: None)
-    try:
-        roots = _roots(root, ranks.size) if of.rooted else [-1]
-        options = {"fabric": fabric, "check": call_check}
-        report = run(Plan(case, chosen, dtypes, ops, roots, average, plain, step, options), ranks, say, _command())
-    except (RuntimeError, ValueError, TypeError) as error:
-        _fail(str(error), 1)
-    finally:
-        ranks.close()
-    if ranks.prints:
+    growth = f"{step}(bytes)" if step else f"{stepfactor:g}(factor)"
+    with started(ngpus, fabric) as (all_ranks, chosen):
+        prints = all_ranks.prints
+        say = (lambda text: print(text, flush=True)) if prints else (lambda text: None)
+        roots = options.roots(root, all_ranks.size) if of.rooted else [-1]
+        init = {"fabric": chosen, "check": call_check}
+        combined = average if average is not None else 3 if chosen == "nvshmem" else 1
+        plan = Plan(case, sizes, dtypes, ops, roots, combined, plain, growth, init)
+        report = run(plan, all_ranks, say, _command())
+    if prints:
         if json:
             report.write_json(json)
         if csv:
@@ -228,7 +179,8 @@ def gradients(
     ngpus: Ngpus = 0,
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Samples a size, taken in turn.")] = 10,
     warmup: Annotated[int, typer.Option("-w", "--warmup", min=1, help="Calls before that.")] = 3,
-    peers: Annotated[str, typer.Option("--backends", help="PyTorch's backends to compare with.")] = "gloo,nccl",
+    peers: Peers = "gloo,nccl",
+    fabric: Fabric = "auto",
     timeout: Timeout = 60,
     json: Json = None,
 ) -> None:
@@ -245,9 +197,10 @@ def gradients(
     """
     from . import gradients as job
 
-    chosen = _numbers(megabytes, "--sizes")
-    others = [name for name in _one_of(peers, backends.NAMES, "--backends") if name != "tricoll"]
-    finish(lambda ranks: job.run(ranks, others, chosen, samples, warmup, timeout, _command()), job.tables, ngpus, json)
+    sizes, others = options.numbers(megabytes, "--sizes"), options.peers(peers)
+    with started(ngpus, fabric) as (all_ranks, chosen):
+        report = job.run(all_ranks, others, sizes, samples, warmup, timeout, chosen, _command())
+    finish(report, job.tables, all_ranks.prints, json)
 
 
 @app.command()
@@ -258,7 +211,8 @@ def overlap(
     batch: Annotated[int, typer.Option(min=1, help="Rows a rank.")] = 64,
     ngpus: Ngpus = 0,
     samples: Annotated[int, typer.Option("-n", "--samples", min=1, help="Backward passes a bucket size.")] = 10,
-    peers: Annotated[str, typer.Option("--backends", help="PyTorch's backends to compare with.")] = "gloo,nccl",
+    peers: Peers = "gloo,nccl",
+    fabric: Fabric = "auto",
     timeout: Timeout = 60,
     json: Json = None,
 ) -> None:
@@ -273,10 +227,10 @@ def overlap(
     """
     from . import overlap as job
 
-    chosen = _numbers(buckets, "--buckets")
-    others = [name for name in _one_of(peers, backends.NAMES, "--backends") if name != "tricoll"]
-    what = job.Job(layers, width, batch, samples, timeout)
-    finish(lambda ranks: job.run(ranks, others, chosen, what, _command()), job.tables, ngpus, json)
+    sizes, others = options.numbers(buckets, "--buckets"), options.peers(peers)
+    with started(ngpus, fabric) as (all_ranks, chosen):
+        report = job.run(all_ranks, others, sizes, job.Job(layers, width, batch, samples, timeout), chosen, _command())
+    finish(report, job.tables, all_ranks.prints, json)
 
 
 @app.command("compare")
@@ -310,19 +264,11 @@ def compare_command(
         _fail(str(error), 2)
     if not changes:
         _fail("the two results have no row in common", 2)
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "old (us)", "new (us)", "new / old [95 %]", ""):
-        table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    styles = {"faster": "green", "slower": "red", "wrong": "bold red", "unclear": "yellow"}
-    for c in changes:
-        before, after = (f"{t:.1f}" for t in c.times)
-        table.add_row(c.what, before, after, str(c.ratio), Text(c.verdict, styles.get(c.verdict, "")))
-    console = Console(highlight=False)
-    console.width = max(console.width, 120)
+    wide = console(120)
     for text in compare.differences(runs[0][0], runs[1][0]):
-        console.print(f"measured differently, {text}")
+        wide.print(f"measured differently, {text}")
     counts = collections.Counter(c.verdict for c in changes)
-    console.print(table, "", ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common()))
+    wide.print(compare.table(changes), "", ", ".join(f"{verdict}: {count}" for verdict, count in counts.most_common()))
     if counts["slower"] or counts["wrong"]:
         raise typer.Exit(1)
 
@@ -350,44 +296,15 @@ def report_command(
         _fail(str(error), 2)
 
 
-def finish(
-    work: Callable[[Ranks], Report], show: Callable[[Report], Iterable[Any]], ngpus: int, json: Path | None
-) -> None:
-    """Run on the ranks, show and write what came out; exits with 1 where that has failed."""
-    ranks = local_or_launched(ngpus)
-    try:
-        report = work(ranks)
-    except (RuntimeError, ValueError, TypeError) as error:
-        _fail(str(error), 1)
-    finally:
-        ranks.close()
-    if ranks.prints:
-        console = Console(highlight=False)
-        console.width = max(console.width, 100)
-        for part in show(report):
-            console.print(part)
+def finish(report: Report, tables: Callable[[Report], Iterable[Any]], prints: bool, json: Path | None) -> None:
+    """Show and write what came out; exits with 1 where that has failed."""
+    if prints:
+        for part in tables(report):
+            console().print(part)
         if json:
             report.write_json(json)
     if report.failed:
         raise typer.Exit(1)
-
-
-def _numbers(text: str, hint: str) -> list[float]:
-    try:
-        found = [float(each) for each in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or min(found) <= 0:
-        raise typer.BadParameter(f"{text!r} is not one or more positive numbers, with commas between", param_hint=hint)
-    return found
-
-
-def _roots(text: str, n: int) -> list[int]:
-    if text == "all":
-        return list(range(n))
-    if not text.isdigit() or int(text) >= n:
-        raise typer.BadParameter(f"{text!r} is not a rank: 0 to {n - 1}, or all", param_hint="-r")
-    return [int(text)]
 
 
 def _command() -> str:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
 from . import noise
 
 KEYS = (
@@ -19,6 +22,7 @@ KEYS = (
     "root",
     "bucket_mb",
 )  # that make a row, where it has them
+STYLES = {"faster": "green", "slower": "red", "wrong": "bold red", "unclear": "yellow"}
 SIDES = ("out_of_place", "in_place", "")
 
 
@@ -89,6 +93,17 @@ def _rows(report: dict[str, Any], relative_to: str) -> dict[tuple[str, ...], dic
         if key[0] != relative_to and (peer := found.get((relative_to, *key[1:]))):
             scaled[key] = {**row, "samples": [x / y for x, y in zip(row["samples"], peer["samples"], strict=True)]}
     return scaled
+
+
+def table(changes: Sequence[Change]) -> Table:
+    """A line a change."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("", "old (us)", "new (us)", "new / old [95 %]", ""):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    for c in changes:
+        before, after = (f"{t:.1f}" for t in c.times)
+        table.add_row(c.what, before, after, str(c.ratio), Text(c.verdict, STYLES.get(c.verdict, "")))
+    return table
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -27,10 +27,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tricoll.communicator import Communicator
+from tricoll.ranks import Ranks
+from tricoll.terminal import progress
+from tricoll.timing import timed
 
 from . import data, noise
-from .backends import Unavailable, open_torch, timed
-from .ranks import Ranks, progress
+from .backends import Unavailable, open_torch, sent
 from .results import Report
 
 MEGABYTES = (1.0, 4.0, 16.0, 25.0, 64.0, 100.0)  # 1e6 bytes of FP32; 25 MiB is what DDP takes by default
@@ -96,11 +98,12 @@ def measure(
     ways: list[Way] = []
     found = []
     for label, wire in OURS.items():
-        found.append(Seen(label, sent_counted=True))
-        ways.append(Way(found[-1], torch.empty(numel), functools.partial(comm.all_reduce, op="avg", wire=wire)))
+        found.append(Seen(label))
+        x = torch.empty(numel, device=comm._fabric.device)
+        ways.append(Way(found[-1], x, functools.partial(comm.all_reduce, op="avg", wire=wire)))
     for name in peers:
         try:
-            backend = open_torch(name, comm.rank, timeout)
+            backend = open_torch(name, timeout)
         except Unavailable as reason:
             found += [Seen(f"{name}, {how}", str(reason)) for how in THEIRS]
             continue
@@ -117,6 +120,7 @@ def measure(
             way.x.fill_(1.0)
             dist.barrier()
             way.seen.seconds.append(timed(functools.partial(way.call, way.x), 1, way.x.device))
+    comm.barrier()  # on GPUs, errors come later
     return found
 
 
@@ -129,17 +133,20 @@ def _try(comm: Communicator, way: Way, warmup: int) -> bool:
         for _ in range(warmup):
             call(x.fill_(1.0))
         x.copy_(part(comm.rank, 0, numel))
-        before = comm.stats()["payload_bytes"]
+        before = sent(comm)
         with Traffic() as traffic:
             call(x)
     except Exception as error:  # whatever a library says of what it does not have
         seen.failure = f"{type(error).__name__}: {error}".splitlines()[0]
         return False
-    if seen.sent_counted:
-        seen.sent = comm.stats()["payload_bytes"] - before
+    ours, after = seen.label in OURS, sent(comm)
+    seen.sent_counted = ours and before is not None and after is not None
+    if before is not None and after is not None and ours:
+        seen.sent = after - before
     else:
-        seen.sent = 2 * (n - 1) / n * numel * (2 if seen.label.endswith("BF16 hook") else 4)
-        seen.traffic = traffic.bytes  # tricoll's kernel is not made of PyTorch's operations, but for its CPU emulation
+        seen.sent = 2 * (n - 1) / n * numel * (2 if "BF16" in seen.label else 4)
+    if not ours:  # tricoll's kernel is not made of PyTorch's operations, but for its CPU emulation
+        seen.traffic = traffic.bytes
     exact = sum((part(r, 0, numel).double() for r in range(n)), torch.zeros(numel, dtype=torch.float64)) / n
     seen.error = float((x.cpu().double() - exact).square().sum())
     seen.scale = float(exact.square().sum())
@@ -153,6 +160,7 @@ def run(
     samples: int,
     warmup: int,
     timeout: float,
+    fabric: str,
     command: str,
 ) -> Report:
     """Measure all bucket sizes. A way that is missing is in the report's ``unavailable``."""
@@ -161,7 +169,7 @@ def run(
     with progress(ranks.prints) as bar:
         for size in bar.track(megabytes, description="buckets"):
             numel = int(size * 1e6 / 4)
-            seen = ranks.run(measure, numel, peers, samples, warmup, timeout, timeout=timeout)
+            seen = ranks.run(measure, numel, peers, samples, warmup, timeout, timeout=timeout, fabric=fabric)
             for of_way in zip(*seen, strict=True):
                 if failure := next((s.failure for s in of_way if s.failure), ""):
                     report.unavailable.append(f"{of_way[0].label}: {failure}")
@@ -215,5 +223,5 @@ def tables(report: Report) -> Iterator[Table | str]:
         "Times are the slowest rank's, medians of samples that were taken in turn. More memory traffic: what "
         "operations around the collective read and write. RMS error: relative, of the average of normal numbers."
     )
-    yield "* Computed: the least that a ring sends. What tricoll sends is counted."
+    yield "* Computed: the least that a ring sends. What tricoll sends is counted on CPUs."
     yield from (f"Not measured: {text}" for text in report.unavailable)

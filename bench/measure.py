@@ -11,9 +11,10 @@ from torch import Tensor
 
 from tricoll.communicator import Communicator
 from tricoll.numerics import ulp
+from tricoll.timing import timed
 
 from . import data
-from .backends import Backend, Call, Unavailable, open_mpi, open_torch, open_tricoll, timed
+from .backends import Backend, Call, Unavailable, open_mpi, open_torch, open_tricoll
 from .collective import Collective, named
 
 FAR = -77  # what outputs hold before a call that is checked: no data set has it where a dtype is signed
@@ -70,7 +71,7 @@ def measure(comm: Communicator, case: Case) -> list[Seen]:
     """Measure one row on this rank, all backends in turn. Collective."""
     collective = named(case.collective)
     # For barriers, whatever is measured. A rank whose backend gives up comes here by then.
-    control = open_torch("gloo", comm.rank, 2 * case.timeout).group
+    control = open_torch("gloo", 2 * case.timeout).group
     opened = [_open(comm, name, algo, case) for name, algo in case.backends]
     seen = [Seen(label if isinstance(b, Unavailable) else b.label) for (label, _), b in zip(case.backends, opened)]
     tried = []
@@ -91,9 +92,9 @@ def measure(comm: Communicator, case: Case) -> list[Seen]:
         for run, found in able[turn:] + able[:turn]:  # whoever comes after whom, each does as often
             for side, where in zip(found.sides, run.places, strict=True):
                 where.ready()
-                dist.barrier()
-                between = dist.barrier if case.blocking else None
-                side.seconds.append(timed(where.call, count, run.device, case.cpu_time, between, case.graph))
+                side.seconds.append(run.time(where, count))
+    for run, _ in able:
+        run.backend.finish()
     return seen
 
 
@@ -113,7 +114,7 @@ def _open(comm: Communicator, name: str, algo: str, case: Case) -> Backend | Una
         elif name == "mpi":
             found = open_mpi(comm.world_size)
         else:
-            found = open_torch(name, comm.rank, case.timeout)
+            found = open_torch(name, case.timeout)
     except Unavailable as reason:
         return reason
     return case.wrap(found) if case.wrap else found
@@ -161,6 +162,7 @@ class _Run:
         after = self.backend.sent()
         found.sent = after - before if after is not None and before is not None else None
         found.choice = self.backend.choice(self.collective, place.x, case.op, max(case.root, 0))
+        self.backend.finish()
         for seed in range(case.check):
             part = data.exact(case.dtype, case.wire or case.dtype, case.op, self.n, seed)
             for side, where in zip(found.sides, self.places, strict=True):
@@ -169,6 +171,25 @@ class _Run:
                     side.wrong += _wrong(where.out, expected)
         if case.accuracy and case.check and case.dtype.is_floating_point and self.collective.reduces:
             self._accuracy(found)
+
+    def time(self, place: _Place, count: int) -> float:
+        """Seconds a call, of ``count`` calls from a barrier on. Collective."""
+        call, launches, case = place.call, count, self.case
+        if case.graph:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(count):
+                    place.call()
+            call, launches = graph.replay, case.graph
+        self._meet()
+        seconds = timed(call, launches, self.device, case.cpu_time, self._meet if case.blocking else None)
+        return seconds / count if case.graph else seconds
+
+    def _meet(self) -> None:
+        """Wait for this rank's work, and for the other ranks."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier()
 
     def _after(self, place: _Place, part: data.Part) -> Tensor | None:
         """Call with this rank's part of some data; what must have come out."""

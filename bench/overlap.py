@@ -23,10 +23,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tricoll import ddp
 from tricoll.communicator import Communicator
+from tricoll.ranks import Ranks
+from tricoll.terminal import progress
+from tricoll.timing import timed
 
 from . import gradients, noise
-from .backends import Unavailable, open_torch, timed
-from .ranks import Ranks, progress
+from .backends import Unavailable, open_torch
 from .results import Report
 
 
@@ -75,15 +77,15 @@ def measure(comm: Communicator, bucket_mb: float, peers: Sequence[str], job: Job
     """All backends at one bucket size, on this rank, in turn. Collective."""
     trained: list[_Trained] = []
     found = []
-    group = open_torch("gloo", comm.rank, job.timeout).group
+    group = open_torch("gloo", job.timeout).group
     ours = (("BF16", ddp.bf16_hook, torch.bfloat16), ("FP32", ddp.fp32_hook, torch.float32))
     for name, hook, wire in ours:
         call = functools.partial(comm.all_reduce, op="avg", wire=wire)
         found.append(Seen(f"tricoll, {name}"))
-        trained.append(_Trained(found[-1], group, torch.device("cpu"), comm, hook, call, bucket_mb, job))
+        trained.append(_Trained(found[-1], group, comm._fabric.device, comm, hook, call, bucket_mb, job))
     for peer in peers:
         try:
-            backend = open_torch(peer, comm.rank, job.timeout)
+            backend = open_torch(peer, job.timeout)
         except Unavailable as reason:
             found += [Seen(f"{peer}, {name}", str(reason)) for name in ("BF16", "FP32")]
             continue
@@ -157,13 +159,15 @@ class _Trained:
             self.seen.alone[nbytes] = times
 
 
-def run(ranks: Ranks, peers: Sequence[str], buckets: Sequence[float], job: Job, command: str) -> Report:
+def run(ranks: Ranks, peers: Sequence[str], buckets: Sequence[float], job: Job, fabric: str, command: str) -> Report:
     """Measure all bucket sizes."""
     config = {"ranks": ranks.size, "peers": list(peers), "bucket_mb": list(buckets), **vars(job)}
     report = Report("overlap", command, config)
     with progress(ranks.prints) as bar:
         for bucket_mb in bar.track(buckets, description="buckets"):
-            for seen in zip(*ranks.run(measure, bucket_mb, peers, job, timeout=job.timeout), strict=True):
+            for seen in zip(
+                *ranks.run(measure, bucket_mb, peers, job, timeout=job.timeout, fabric=fabric), strict=True
+            ):
                 if seen[0].failure:
                     report.unavailable.append(f"{seen[0].label}: {seen[0].failure}")
                 else:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from tricoll import numerics
+from tricoll import plots as pictures
 
 Rows = Sequence[dict[str, Any]]
 MARKERS = "osD^vx*P"
@@ -51,12 +52,7 @@ def figures(reports: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, Any]]
 
 
 def _axes(x: str, y: str) -> tuple[Any, Any]:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError('pictures need matplotlib: pip install "tricoll[bench]"') from error
-    figure = Figure(figsize=(7, 4.2), dpi=120, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = pictures.figure(7, 4.2)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(True, which="major", alpha=0.3)

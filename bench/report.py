@@ -61,7 +61,7 @@ def write(reports: Sequence[dict[str, Any]], html: Path, folder: Path | None = N
     written, figures = [html], []
     for name, text, figure in plots.figures(reports):
         image = io.BytesIO()
-        figure.savefig(image, format="png")
+        figure.savefig(image, format="png", dpi=120)
         figures.append({"text": text, "png": base64.b64encode(image.getvalue()).decode()})
         if folder:
             folder.mkdir(parents=True, exist_ok=True)

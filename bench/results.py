@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from tricoll.tuned import processor
+
 from .collective import busbw_factor
 from .measure import Case, Seen, Side
 
@@ -171,15 +173,10 @@ def _flat(of: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def machine() -> dict[str, Any]:
     """What this runs on, without its name."""
-    cpu = "unknown"
-    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else ():
-        if line.startswith("model name"):
-            cpu = line.partition(":")[2].strip()
-            break
     packages = ("tricoll", "torch", "triton", "numpy")
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
-        "cpu": cpu,
+        "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -13,11 +13,11 @@ import torch
 
 import tricoll
 from tricoll.communicator import Communicator
+from tricoll.ranks import Ranks
 
 from . import noise, table
 from .collective import named
 from .measure import Case, measure
-from .ranks import Ranks
 from .results import Report, Row, row
 
 Say = Callable[[str], None]
@@ -60,7 +60,7 @@ def run(plan: Plan, ranks: Ranks, say: Say, command: str) -> Report:
             found.append(one)
             report.add(one)
             say(table.line(one, plan.plain))
-        report.comparisons += compare(found)
+        report.comparisons += compare_rows(found)
     labels = list(dict.fromkeys(r["backend"] for r in report.results))
     if labels:
         others = [(label, report.bus_bandwidth(label)) for label in labels[1:]]
@@ -94,7 +94,7 @@ def rows(case: Case, ranks: Ranks, plan: Plan, report: Report, say: Say) -> Iter
     report.failed |= not tricolls and any(name == "tricoll" for name, _ in case.backends)
 
 
-def compare(found: Sequence[Row]) -> list[dict[str, Any]]:
+def compare_rows(found: Sequence[Row]) -> list[dict[str, Any]]:
     """The first of a case's rows relative to each of the others, out of place."""
     comparisons = []
     for other in found[1:]:
@@ -122,14 +122,16 @@ def _introduction(plan: Plan, ranks: Ranks, report: Report) -> Iterator[str]:
         yield "# Blocking Enabled: wait for completion and barrier after each collective"
     yield "#"
     yield "# Using devices"
-    for rank, (pid, host, fabric) in enumerate(ranks.run(_where, **(plan.options or {}))):
-        device = f"device {rank:2d} [{fabric}] {report.machine['cpu']}"
-        yield f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host:>10} {device}"
+    for rank, (pid, host, fabric, device) in enumerate(ranks.run(_where, **(plan.options or {}))):
+        where = f"device {rank:2d} [{fabric}] {device or report.machine['cpu']}"
+        yield f"#  Rank {rank:2d} Group  0 Pid {pid:6d} on {host:>10} {where}"
     yield "#"
 
 
-def _where(comm: Communicator) -> tuple[int, str, str]:
-    return os.getpid(), socket.gethostname(), comm.fabric
+def _where(comm: Communicator) -> tuple[int, str, str, str]:
+    device = comm._fabric.device
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return os.getpid(), socket.gethostname(), comm.fabric, gpu
 
 
 def _config(plan: Plan, n: int) -> dict[str, Any]:

@@ -1,17 +1,16 @@
 """The benchmark on real ranks: it measures what it says, and finds what is wrong."""
 
+import contextlib
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
+import types
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from tricoll.bench import collective, ranks, run
+from tricoll.bench import backends, cli, collective, run
 from tricoll.bench.cli import app
 from tricoll.bench.measure import Case
 from tricoll.bench.run import Plan
@@ -253,40 +252,66 @@ def test_a_wrong_result_is_exit_code_1(invoke, monkeypatch):
     assert "# Out of bounds values : 2 FAILED" in result.stdout
 
 
-@pytest.mark.parametrize("names", ranks.MPI)
-def test_mpirun_says_who_is_who(monkeypatch, names):
-    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")  # so that it is put back
-        monkeypatch.delenv(name)
-    assert ranks.launched() == 0
-    for name, value in zip(names, ("2", "5"), strict=True):
-        monkeypatch.setenv(name, value)
-    assert ranks.launched() == 5
-    assert (os.environ["RANK"], os.environ["MASTER_ADDR"]) == ("2", "127.0.0.1")
-    result = CliRunner().invoke(app, ["all_reduce", "-g", "4"])
-    assert result.exit_code == 2
-    assert "5 ranks have been started already" in result.output
+# GPUs. Nothing here needs one.
 
 
-def test_under_torchrun():
-    """Ranks that somebody else has started: one of them prints."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29631"]
-    command += [
-        "-m",
-        "tricoll.bench.all_gather",
-        "-b",
-        "64",
-        "-e",
-        "64",
-        "-n",
-        "2",
-        "-w",
-        "1",
-        "--backends",
-        "tricoll,gloo",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    rows = [line for line in done.stdout.splitlines() if not line.startswith("#")]
-    assert [row.split()[-1] for row in rows] == ["tricoll", "gloo"]
-    assert "nGpus 2" in done.stdout
+@pytest.mark.parametrize(
+    ("gpus", "here", "rank", "index"),
+    [(8, "8", "3", 3), (8, None, "3", 3), (1, "1", "0", 0), (1, "2", "0", "1 GPUs, 2 ranks on this host")],
+)
+def test_nccl_needs_a_gpu_for_each_rank_of_a_host(monkeypatch, gpus, here, rank, index):
+    """Of a job of 8 ranks on one or several hosts, only the ranks of this one count."""
+    chosen = []
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 8)
+    for name, value in (("is_available", True), ("device_count", gpus), ("current_device", 0)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here or "")
+    if here is None:  # mpirun does not say
+        monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    if isinstance(index, str):
+        with pytest.raises(backends.Unavailable, match=index):
+            backends._gpu_for_nccl()
+    else:
+        assert backends._gpu_for_nccl() == torch.device("cuda", index)
+        assert chosen == [index]
+
+
+def test_tensors_are_where_the_fabric_is():
+    """On a GPU, bytes are not counted, and what went wrong is heard of at a barrier."""
+    met = []
+    on = lambda device: types.SimpleNamespace(
+        _fabric=types.SimpleNamespace(device=torch.device(device)),
+        stats=lambda: {"payload_bytes": 12},
+        barrier=lambda: met.append(device),
+    )
+    gpu, cpu = (backends.open_tricoll(on(device), "auto", None) for device in ("cuda:1", "cpu"))
+    assert (gpu.device, gpu.sent()) == (torch.device("cuda", 1), None)
+    assert (cpu.device, cpu.sent()) == (torch.device("cpu"), 12)
+    gpu.finish()
+    cpu.finish()
+    assert met == ["cuda:1"]
+
+
+@pytest.mark.parametrize(
+    ("fabric", "flags", "average"), [("host", [], 1), ("nvshmem", [], 3), ("nvshmem", ["-a", 0], 0)]
+)
+def test_on_gpus_the_slowest_rank_counts(invoke, monkeypatch, fabric, flags, average):
+    planned = []
+
+    class Started:
+        prints, size = True, 2
+
+        def fabric(self, name):
+            return fabric
+
+    def stop(plan, *rest):
+        planned.append(plan)
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(cli.ranks, "started", lambda n: contextlib.nullcontext(Started()))
+    monkeypatch.setattr(cli, "run", stop)
+    assert invoke("all_reduce", *flags).exit_code == 1
+    assert (planned[0].average, planned[0].options["fabric"]) == (average, fabric)

@@ -22,7 +22,8 @@ elif importlib.util.find_spec("mpi4py") is None:
 PROGRAM = """
 import dataclasses, json, sys
 import torch
-from tricoll.bench import collective, ranks, run
+from tricoll import ranks
+from tricoll.bench import collective, run
 from tricoll.bench.measure import Case
 from tricoll.bench.run import Plan
 

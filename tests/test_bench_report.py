@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tricoll.bench import compare, plots, report, results
 from tricoll.bench.cli import app
 from tricoll.bench.measure import Case, Seen, Side
-from tricoll.bench.run import compare as compare_rows
+from tricoll.bench.run import compare_rows
 
 SIZES = (1024, 1 << 14, 1 << 18)
 

@@ -1,17 +1,14 @@
 """The benchmark's figures and its table: hand-computed values, and what people read nccl-tests' output with."""
 
 import csv
-import itertools
 import json
 import math
 import re
-import statistics
 
 import pytest
 import torch
-import typer
 
-from tricoll.bench import cli, collective, data, noise, results, table
+from tricoll.bench import collective, results, table
 from tricoll.bench.measure import Case, Seen, Side
 
 HEADER = """\
@@ -180,85 +177,3 @@ def test_files(tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({"results": []}))
     with pytest.raises(ValueError, match="was not written by tricoll bench"):
         results.read_json(tmp_path / "other.json")
-
-
-# Data whose result every algorithm must get exactly.
-
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8, torch.uint8)
-
-
-@pytest.mark.parametrize("n", [1, 2, 3, 8, 16])
-@pytest.mark.parametrize(
-    ("op", "dtype"), [(o, d) for o in collective.OPS for d in DTYPES if o != "avg" or d.is_floating_point]
-)
-def test_data_are_exact_in_any_order(n, op, dtype):
-    part = data.exact(dtype, dtype, op, n, seed=3)
-    shares = [part(r, 5, 3005) for r in range(n)]
-    exact = collective.fold([lambda x=x: x for x in shares], op)
-    assert torch.equal(exact, exact.to(dtype).to(exact.dtype))
-    for order in (shares, shares[::-1], shares[n // 2 :] + shares[: n // 2]):
-        total = None
-        for x in order:  # every partial result rounded to the dtype, as a ring with a narrow wire does
-            x = (x.double() * (collective.SCALE if op == "mulsum" else 1)).to(dtype).double()
-            combine = {"prod": torch.mul, "min": torch.minimum, "max": torch.maximum}.get(op, torch.add)
-            total = x if total is None else combine(total, x).to(dtype).double()
-        total = total / n if op == "avg" else total
-        assert torch.equal(total.to(dtype).double(), exact.double())
-    if 1 < n < 16 and op != "prod":
-        assert not any(torch.equal(a.double(), b.double()) for a, b in itertools.pairwise(shares))
-
-
-def test_parts_are_parts_of_one_tensor():
-    part = data.normal(torch.float32, positive=False, n=2, seed=0)
-    whole = part(1, 0, 3_000_000)
-    assert torch.equal(part(1, 1_048_570, 2_500_000), whole[1_048_570:2_500_000])
-    assert part(1, 7, 7).numel() == 0
-
-
-# Sizes.
-
-
-def test_sizes():
-    assert [cli.size(t) for t in ("8", "1K", "16M", "1G", "0.5k", "2MiB")] == [8, 1024, 1 << 24, 1 << 30, 512, 2 << 20]
-    assert cli.sizes(1024, 1 << 20, 0, 4) == [1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20]
-    assert cli.sizes(100, 250, 50, 4) == [100, 150, 200, 250]
-    assert cli.sizes(1, 4, 0, 1.1) == [1, 2, 3, 4]
-    for wrong in ((2, 1, 0, 2), (1, 2, 0, 1), (0, 2, 0, 2)):
-        with pytest.raises(typer.BadParameter):
-            cli.sizes(*wrong)
-    with pytest.raises(typer.BadParameter, match="'1T' is not a size"):
-        cli.size("1T")
-
-
-# Noise.
-
-
-def test_the_interval_of_a_median_covers_it_as_often_as_it_says():
-    generator = torch.Generator().manual_seed(0)
-    covered = 0
-    for _ in range(1000):
-        sample = torch.rand(11, generator=generator, dtype=torch.float64).exp().tolist()
-        interval = noise.median(sample)
-        assert interval.median == statistics.median(sample)
-        covered += interval.low <= math.exp(0.5) <= interval.high
-    assert 930 <= covered <= 1000  # 978.5 are expected: k = 2 of 11
-
-
-def test_too_few_samples_have_no_interval():
-    assert noise.median([1.0] * 5).low == -math.inf
-    assert "too few" in str(noise.median([1.0] * 5))
-    assert (noise.median([3, 1, 2, 6, 5, 4]).low, noise.median([3, 1, 2, 6, 5, 4]).high) == (1, 6)
-
-
-def test_ratios():
-    slow = [1.0, 2.0, 50.0, 1.5, 1.0, 1.0, 3.0, 1.0]  # what disturbs, disturbs both
-    assert noise.paired_ratio([2 * t for t in slow], slow) == noise.Interval(2.0, 2.0, 2.0)
-    same = noise.unpaired_ratio([[1.0, 1.1, 0.9, 1.0]], [[1.0, 0.95, 1.05, 1.0]])
-    assert same.low < 1 < same.high
-    assert noise.unpaired_ratio([[2.0, 2.1, 1.9] * 3], [[1.0, 1.1, 0.9] * 3]).low > 1.5
-    # Quiet runs that differ from one another: one of each does not show it, several do.
-    quiet = [[t, 1.01 * t, 0.99 * t] * 3 for t in (1.0, 1.6, 1.1, 0.8)]
-    assert noise.unpaired_ratio(quiet[1:2], quiet[:1]).low > 1.5
-    between = noise.unpaired_ratio(quiet[1:3], [quiet[0], quiet[3]])
-    assert between.low < 1.15 < 1.5 < between.high

@@ -25,7 +25,7 @@ import triton
 from typer.testing import CliRunner
 
 import tricoll
-from tricoll import dispatch, doctor, tune, world
+from tricoll import dispatch, doctor, tuned, world
 from tricoll.cli import app
 from tricoll.doctor import environment, fabrics, finding, gpu, machine, selftest
 from tricoll.doctor.finding import Finding
@@ -41,7 +41,7 @@ def nobody_elses(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name in environment.EFFECTS or name.startswith(environment.PREFIXES):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(tune, "folder", lambda: tmp_path / "profiles")
+    monkeypatch.setattr(tuned, "folder", lambda: tmp_path / "profiles")
 
 
 @pytest.fixture
@@ -559,24 +559,24 @@ def test_host_says_why_not(monkeypatch, tmp_path):
 
 def test_profiles(tmp_path):
     assert one(fabrics.tuning(), "tuning").state == "absent"
-    target = tune.Target("host", 4, 4, "mapped")
+    target = tuned.Target("host", 4, 4, "mapped")
     origin = {
-        "version": tune.VERSION,
+        "version": tuned.VERSION,
         "target": {"fabric": "host", "world_size": 4, "node_size": 4, "link": "mapped"},
-        "machine": tune.machine(),
+        "machine": tuned.machine("host"),
         "tricoll": tricoll.__version__,
         "measured": "2026-11-30T10:00:00+00:00",
     }
     profile = tricoll.cost.PROFILES["host"]
-    save = lambda name, **changes: tune.save(
-        tricoll.cost.dataclasses.replace(profile, provenance=origin | changes), tune.folder() / name
+    save = lambda name, **changes: tuned.save(
+        dataclasses.replace(profile, provenance=origin | changes), tuned.folder() / name
     )
-    save(tune.path_for(target).name)
+    save(tuned.path_for(target).name)
     assert one(fabrics.tuning(), "tuning").text == "4 ranks on host, mapped links, measured 2026-11-30"
     save("copy.json")
-    save("other.json", machine={**tune.machine(), "cores": 1000})
+    save("other.json", machine={**tuned.machine("host"), "cores": 1000})
     save("built-in.json", target=None)
-    (tune.folder() / "nonsense.json").write_text("{")
+    (tuned.folder() / "nonsense.json").write_text("{")
     found = {f.text.split(":")[0]: f for f in fabrics.tuning()}
     assert [f.state for f in fabrics.tuning()].count("ok") == 1 and len(list(fabrics.tuning())) == 5
     texts = " ".join(f.text for f in fabrics.tuning())

@@ -44,3 +44,32 @@ def test_host_code_imports_no_tests_and_no_benchmarks():
     for path in (ROOT / "tricoll").rglob("*.py"):
         for name in imports(path):
             assert not name.startswith(("tests", "bench", "tricoll.bench")), f"{path} imports {name}"
+
+
+def within(path):
+    """The modules of ``tricoll`` that one of its files imports, wherever in it, by their names in there."""
+    package = ("tricoll", *path.relative_to(ROOT / "tricoll").parent.parts)
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+            found |= {f"{base}.{alias.name}".removeprefix("tricoll.") for alias in node.names}
+    return found
+
+
+def test_the_cost_model_knows_no_machine_and_no_rank():
+    for path in (ROOT / "tricoll" / "cost").glob("*.py"):
+        for name in within(path):
+            assert name.startswith(("cost.", "units", "fabric.base.LinkProfile")), f"{path} imports {name}"
+
+
+def test_commands_are_on_top():
+    """What a command does can be had without it: only the command line imports commands, and nothing imports that."""
+    seen = set()
+    for path in (ROOT / "tricoll").rglob("*.py"):
+        names = within(path)
+        seen |= names
+        if path.parent.name != "commands":
+            tops = ("commands.", "bench.") if path.name != "cli.py" else ("cli.",)
+            assert not [name for name in names if name.startswith((*tops, "cli."))], path
+    assert {"commands.plan.plan", "bench.cli.app", "cost.Link"} <= seen

@@ -1,4 +1,4 @@
-"""Planning: the bucket timeline, memory, and the commands ``tricoll plan`` and ``tricoll explain``."""
+"""Planning: the bucket timeline, memory, and ``tricoll plan``."""
 
 import json
 import random
@@ -7,11 +7,14 @@ import sys
 
 import numpy as np
 import pytest
+from pictures import check_colours, read_png
 from typer.testing import CliRunner
 
-from tricoll import cost, plan, plots, schedule
+from tricoll import cost, plan
 from tricoll.cli import app
 from tricoll.cost import PROFILES, Topology
+from tricoll.plan import report, step
+from tricoll.schedule import Noise, sweep
 
 LESSON = PROFILES["lesson"]
 GIVEN = ["--params", "8e9", "--gpus", "64", "--link", "50GB/s", "--bucket", "25MB", "--backward", "4s"]
@@ -104,10 +107,10 @@ def test_best_bucket():
 
 def test_lanes():
     line = plan.timeline(np.ones(2), np.array([4.0, 8.0]), np.array([2.0, 2.0]), backward=8.0)
-    assert plan.lanes(line, 0.0, 10.0, width=10) == ("████████  ", "    ██  ##")
-    assert plan.lanes(line, 0.0, 10.0, width=5) == ("████ ", "  █ #")
+    assert report.lanes(line, 0.0, 10.0, width=10) == ("████████  ", "    ██  ##")
+    assert report.lanes(line, 0.0, 10.0, width=5) == ("████ ", "  █ #")
     half = plan.timeline(np.ones(1), np.array([1.0]), np.array([0.5]), backward=4.0)
-    assert plan.lanes(half, 0.0, 4.0, width=4) == ("████", " ▒  ")
+    assert report.lanes(half, 0.0, 4.0, width=4) == ("████", " ▒  ")
 
 
 # When it ends.
@@ -115,7 +118,7 @@ def test_lanes():
 
 def test_memory():
     made = lesson()
-    assert plan.BYTES_A_PARAMETER == 16
+    assert step.BYTES_A_PARAMETER == 16
     assert made.ending.memory == 128e9 and not made.ending.fits
     assert made.ending.parameters == 5e9
     seventy = plan.make(70e9, Topology(64, 1), LESSON, bucket=25e6, backward=4.0)
@@ -129,7 +132,7 @@ def test_communication_outgrows_backward():
     assert together(526) <= 4.0 < together(527)
     assert lesson().ending.gpus == 527
     assert lesson(algorithm="tree").ending.gpus is None
-    assert lesson(algorithm="tree").ending.searched == plan.LARGEST_WORLD
+    assert lesson(algorithm="tree").ending.searched == step.LARGEST_WORLD
     assert lesson(backward=0.1).ending.gpus == 2  # even the smallest job
     node = plan.make(1e9, Topology(8), PROFILES["h100"], bucket=25e6, backward=4.0, algorithm="two_shot")
     assert (node.ending.gpus, node.ending.searched) == (None, 8)  # not over nodes
@@ -204,79 +207,22 @@ def test_plan_command_says_what_is_wrong(run, options, said):
     assert not result.stdout
 
 
-def test_explain_command(run):
-    result = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 64, "--node-size", 8, "--all")
-    assert result.exit_code == 0
-    rows = re.findall(r"^ (\w+)( \*)? +[\d.]+ us", result.stdout, re.M)
-    assert rows == [("tree", ""), ("hierarchical", ""), ("ring", ""), ("two_shot", " *"), ("one_shot", " *")]
-    assert "* multimem is left out: the switch adds inside one node only" in result.stdout
-    assert "tree is predicted to take 209.7 us, 4.83% faster than hierarchical (219.9 us)" in result.stdout
-    only = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 64, "--node-size", 8, "--reproducible")
-    assert "two_shot is predicted" in only.stdout and "* ring is left out: not reproducible" in only.stdout
-
-
-def test_explain_command_json(run):
-    result = run("explain", "all_gather", "--bytes", "1GB", "--ranks", 8, "--profile", "nvlink", "--json")
-    read = json.loads(result.stdout)
-    assert read["winner"] == "two_shot"
-    assert read["candidates"][0]["time"] == pytest.approx(5e-6 + 7 / 8 / 450)
-    assert read["topology"] == {"world_size": 8, "node_size": 8, "mapped": True}
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["allreduce"], "'allreduce' is not one of all_reduce, reduce_scatter"),
-        (["all_reduce", "--node-size", "5"], "do not fill nodes of 5"),
-        (["all_reduce", "--profile", "a100"], "neither a file nor one of"),
-    ],
-)
-def test_explain_command_says_what_is_wrong(run, options, said):
-    result = run("explain", *options, "--bytes", "1M", "--ranks", 8)
-    assert result.exit_code == 2 and said in result.stderr
-
-
-def test_what_tricoll_cannot_run(run, monkeypatch):
-    from tricoll import dispatch
-
-    monkeypatch.setattr(dispatch, "ALGORITHMS", {"ring": ("all_reduce",)})
-    given = ("--bytes", "1M", "--ranks", 8)
-    assert "* tree is left out: this version of tricoll does not have it" in run("explain", "all_reduce", *given).stdout
-    missing = run("explain", "broadcast", *given)
-    assert missing.exit_code == 2 and "--all predicts it all the same" in missing.stderr
-    assert run("explain", "broadcast", *given, "--all").exit_code == 0
-
-
 def test_help_teaches(run):
     text = run("plan", "--help").stdout
     assert "tricoll plan --params 8e9 --gpus 64 --link 50GB/s --bucket 25MB --backward 4s\n" in text
-    text = run("explain", "--help").stdout
-    assert "tricoll explain all_reduce --bytes 1M --ranks 64 --node-size 8\n" in text
 
 
 # Pictures.
 
 
-def read_png(path):
-    from matplotlib import image
-
-    return image.imread(path)
-
-
-def test_pictures(run, tmp_path):
-    lanes, sizes = tmp_path / "new" / "lanes.png", tmp_path / "sizes.png"
+def test_picture(run, tmp_path):
+    lanes = tmp_path / "new" / "lanes.png"
     assert run("plan", *GIVEN, "--plot", lanes).exit_code == 0
-    options = ("--bytes", "1M", "--ranks", 64, "--node-size", 8, "--all", "--plot", sizes)
-    assert run("explain", "all_reduce", *options).exit_code == 0
-    for path, colours in ((lanes, ("#0072b2", "#d55e00")), (sizes, [plots.COLOURS[a] for a in ("ring", "tree")])):
-        pixels = (read_png(path)[..., :3] * 255).round().astype(int)
-        for colour in colours:
-            wanted = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-            assert (pixels == wanted).all(-1).sum() > 50, (path, colour)
+    check_colours(lanes, ("#0072b2", "#d55e00"))
 
 
 def test_picture_of_many_ranks(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "WORLDS", (8, 16, 32, 64))
+    monkeypatch.setattr(sweep, "WORLDS", (8, 16, 32, 64))
     path = tmp_path / "scale.png"
     result = run("plan", *GIVEN, "--node-size", 8, "--scale", path)
     assert result.exit_code == 0, result.stderr
@@ -287,8 +233,8 @@ def test_picture_of_many_ranks(run, tmp_path, monkeypatch):
 
 def test_sweep():
     told = []
-    noise = schedule.Noise(jitter=0.5, stragglers=1)
-    points = schedule.sweep(1e6, 8, PROFILES["h100"], noise, (8, 32), lambda what, share: told.append(share))
+    noise = Noise(jitter=0.5, stragglers=1)
+    points = sweep.sweep(1e6, 8, PROFILES["h100"], noise, (8, 32), lambda what, share: told.append(share))
     seconds = {(p.algorithm, p.ranks, p.noisy): p.seconds for p in points}
     assert set(seconds) == {
         (a, n, noisy)
@@ -305,22 +251,3 @@ def test_pictures_say_what_to_install(run, tmp_path, monkeypatch):
     result = run("plan", *GIVEN, "--plot", tmp_path / "lanes.png")
     assert result.exit_code == 2
     assert 'pip install "tricoll[plot]"' in result.stderr
-
-
-# The documentation.
-
-
-def test_table_of_crossovers_is_the_model(request):
-    """docs/cost-model.md has the lines that ``python -m tricoll.explain`` prints."""
-    from tricoll import explain
-
-    text = (request.config.rootpath / "docs" / "cost-model.md").read_text()
-    assert "\n".join(explain.markdown()) in text
-
-
-def test_profile_of_the_documentation(request, run, tmp_path):
-    text = (request.config.rootpath / "docs" / "cost-model.md").read_text()
-    path = tmp_path / "mine.json"
-    path.write_text(re.search(r"```json\n(.*?)```", text, re.DOTALL)[1])
-    result = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 8, "--profile", path)
-    assert result.exit_code == 0 and "profile mine" in result.stdout

@@ -11,7 +11,7 @@ import pytest
 
 from tricoll import cost, schedule
 from tricoll.cost import Link, Profile, Protocol, Topology
-from tricoll.schedule import Fabric, Network, Noise, simulate
+from tricoll.schedule import Fabric, Network, Noise, algorithms, simulate
 
 NIC = Link(5e-6, 50e9)
 
@@ -67,7 +67,7 @@ def test_ring_over_nodes(nbytes, n, node_size):
 @pytest.mark.parametrize("nbytes", [1e3, 1e6, 1e7, 1e8, 1e9])
 def test_tree(nbytes, n):
     """Within 15 % of the formula: it counts pieces as if they never met at a port in the wrong order."""
-    pieces = max(1, min(schedule.MOST_PIECES, -(-nbytes // 2 // (1 << 17))))
+    pieces = max(1, min(algorithms.MOST_PIECES, -(-nbytes // 2 // (1 << 17))))
     expected = formula("tree", nbytes, Topology(n), piece=nbytes / 2 / pieces)
     outcome = simulate("tree", nbytes, Fabric(Topology(n), NIC, NIC))
     assert 0.75 < outcome.seconds / expected.time < 1.15
@@ -183,7 +183,7 @@ def test_pieces_share_a_latency():
 def test_turns():
     """Every step of every piece once, by turn."""
     for steps, pieces, skew in [(1, 1, 1), (5, 3, 1), (4, 3, 3), (6, 5, 2), (2, 7, 9), (0, 3, 1)]:
-        order = list(schedule.interleaved(steps, pieces, skew))
+        order = list(algorithms.interleaved(steps, pieces, skew))
         assert sorted(order) == [(s, j) for s in range(steps) for j in range(pieces)]
         assert [skew * s + j for s, j in order] == sorted(skew * s + j for s, j in order)
 
@@ -207,6 +207,7 @@ def test_wrong_arguments():
 
 LARGE = """
 import json, re, time
+from tricoll.cost import Link, Topology
 from tricoll.schedule import *
 results = {}
 for algorithm in ("ring", "tree", "hierarchical"):

@@ -1,31 +1,20 @@
-"""Tuning: the grid, samples that are gone on with, the fit against known constants, and profiles that are refused."""
+"""Tuning: the grid, samples that are gone on with, the fit against known constants, and the command."""
 
 import dataclasses
-import json
-import os
-import warnings
 
 import numpy as np
 import pytest
-import torch
+from tuning import ORIGIN, TARGET
 from typer.testing import CliRunner
 
-import tricoll
-from tricoll import cost, dispatch, tune
+from tricoll import tuned
 from tricoll.cli import app
 from tricoll.cost import Link, Profile, Protocol, Topology
-from tricoll.tune import Grid, Point, Samples, Target
-
-TARGET = Target("host", 4, 4, "mapped")
-ORIGIN = {
-    "version": tune.VERSION,
-    "target": dataclasses.asdict(TARGET),
-    "machine": tune.machine(),
-    "settings": {"channels": 1, "slots": 4, "slot_bytes": 1 << 20, "window": 2, "block": 1 << 14},
-    "multicast": True,
-    "tricoll": tricoll.__version__,
-    "torch": "of the tests",
-}
+from tricoll.tune import measure
+from tricoll.tune.fit import fit, predict
+from tricoll.tune.measure import COLLECTIVES, Grid, algorithms, sizes
+from tricoll.tune.samples import Point, Samples
+from tricoll.tuned import Target
 
 
 @pytest.fixture(autouse=True)
@@ -35,88 +24,22 @@ def profiles(tmp_path, monkeypatch):
     return tmp_path / "profiles"
 
 
-# The terms that measured profiles add to the model.
-
-
-@pytest.mark.parametrize("link", ["mapped", "put"])
-@pytest.mark.parametrize(("n", "node_size"), [(2, 0), (3, 0), (5, 0), (8, 0), (4, 2), (6, 3)])
-def test_messages_are_those_that_ranks_send(n, node_size, link, simulate):
-    """Counted by the simulator, for every collective, algorithm and number of pieces."""
-    shape = {"slots": 4, "slot_bytes": 1 << 15, "window": 2, "channels": 1}
-    topology = Topology(n, node_size, link == "mapped")
-    links = {"mapped": Link(0, 1e9), "inter": Link(0, 1e9)}
-    one = Protocol(0.0, links, 1.0)  # a second a message, and next to nothing for its bytes
-    machine = Profile("counts", "", {"signal": one, "packed": one}, multicast=True, slot_bytes=1 << 15, window=2)
-    if node_size:
-        machine = dataclasses.replace(machine, protocols={"signal": one})
-    for collective in tune.COLLECTIVES:
-        for numel in (32 * n, 16 * n * 300):  # whole vectors for every rank; one piece, and several
-            names = tune.algorithms(collective, topology, link == "mapped")
-            assert set(names) == {
-                name
-                for name in dispatch.having(collective)
-                if (name != "multimem" or (link == "mapped" and not node_size))
-                and (name != "hierarchical" or node_size)
-            }
-            for name in names:
-                if node_size and name == "one_shot" and collective == "all_reduce" and link == "mapped":
-                    continue  # flags in the data, which the model has for one node only
-                x = torch.zeros(numel // n if collective == "all_gather" else numel)
-                ran = simulate(
-                    lambda comm: getattr(comm, collective)(x.clone(), algo=name),
-                    n,
-                    link=link,
-                    delivery="prompt",
-                    node_size=node_size or None,
-                    **shape,
-                )
-                found = [c for c in cost.candidates(collective, 4 * numel, topology, machine) if c.algorithm == name]
-                counted = [s["puts"] for s in ran.stats]
-                if name == "multimem":  # a message without data tells others that the result is there
-                    counted = [2 * (puts - puts // (n + 1)) for puts in counted]
-                assert round(found[0].latency) == max(counted), (collective, name, numel)
-                mean = dataclasses.replace(machine, shared=True)
-                found = [c for c in cost.candidates(collective, 4 * numel, topology, mean) if c.algorithm == name]
-                if name != "multimem":
-                    assert found[0].latency == pytest.approx(sum(counted) / n, abs=1e-3), (collective, name, numel)
-                    payload = sum(s["payload_bytes"] for s in ran.stats) / n
-                    assert found[0].bandwidth * 1e9 == pytest.approx(payload, rel=1e-2), (collective, name, numel)
-
-
-def test_shared_processors():
-    """A broadcast's root sends n - 1 times the data, or everybody passes them on: the same for who shares cores."""
-    links = {"mapped": Link(1e-5, 1e9), "inter": Link(1e-5, 1e9)}
-    alone = Profile("", "", {"signal": Protocol(1e-4, links, 1e-5)}, slot_bytes=1 << 20)
-    together = dataclasses.replace(alone, shared=True)
-
-    def seconds(profile, name):
-        found = cost.candidates("broadcast", 8000, Topology(8), profile)
-        return next(c.time for c in found if c.algorithm == name)
-
-    assert seconds(alone, "one_shot") == pytest.approx(1e-4 + 1e-5 + 7 * 1e-5 + 7 * 8e-6)
-    for name, steps in (("one_shot", 1), ("tree", 3), ("ring", 7)):
-        assert seconds(together, name) == pytest.approx(1e-4 + steps * 1e-5 + 7 / 8 * 1e-5 + 7 / 8 * 8e-6)
-    slow = dataclasses.replace(together, overheads={"broadcast": {"tree": 1.0}})
-    assert seconds(slow, "tree") == pytest.approx(1.0 + seconds(together, "tree"))
-    assert seconds(slow, "ring") == seconds(together, "ring")
-
-
 # What is measured.
 
 
 def test_sizes():
-    assert tune.sizes(1024, 8192) == (1024, 2048, 4096, 8192)
-    assert tune.sizes(1000, 1000) == (1000,)
-    assert tune.sizes(1, 2000, 10) == (1, 10, 100, 1000)
+    assert sizes(1024, 8192) == (1024, 2048, 4096, 8192)
+    assert sizes(1000, 1000) == (1000,)
+    assert sizes(1, 2000, 10) == (1, 10, 100, 1000)
     for wrong in ((0, 10), (10, 5), (1, 10, 1.0)):
         with pytest.raises(ValueError, match="0 < least <= most"):
-            tune.sizes(*wrong)
+            sizes(*wrong)
 
 
 def test_every_block_is_there_once_in_each_pass():
     grid = Grid((1, 10, 100), passes=2)
     blocks = grid.blocks()
-    assert sorted(blocks) == sorted((p, c, s) for p in (0, 1) for c in tune.COLLECTIVES for s in (1, 10, 100))
+    assert sorted(blocks) == sorted((p, c, s) for p in (0, 1) for c in COLLECTIVES for s in (1, 10, 100))
     assert [b[0] for b in blocks] == [0] * 12 + [1] * 12
     assert [b[1:] for b in blocks[:12]] != [b[1:] for b in blocks[12:]]
     assert blocks == Grid((1, 10, 100), passes=2).blocks()  # on every rank, and in the run that goes on
@@ -126,7 +49,7 @@ def test_every_block_is_there_once_in_each_pass():
 
 def timed(comm, grid, done):
     lines = []
-    tune.measure(comm, grid, done if comm.rank == 0 else [], lines.append)
+    measure.measure(comm, grid, done if comm.rank == 0 else [], lines.append)
     return lines, comm.stats()["calls"]
 
 
@@ -141,7 +64,7 @@ def test_measuring(simulate):
         for p, c, s in grid.blocks()  # whole elements for every rank
     ]
     for line in lines:
-        assert set(line["seconds"]) == set(tune.algorithms(line["collective"], Topology(3), True))
+        assert set(line["seconds"]) == set(algorithms(line["collective"], Topology(3), True))
         assert {len(calls) for calls in line["seconds"].values()} <= {1, 2}
         assert all(t > 0 for calls in line["seconds"].values() for t in calls)
     rest = simulate(timed, 3, grid, grid.blocks()[:-3])
@@ -153,7 +76,7 @@ def test_measuring(simulate):
 def test_hopeless_algorithms_are_timed_once(simulate, monkeypatch):
     slow = dict.fromkeys(("all_reduce",), "tree")
     monkeypatch.setattr(
-        tune,
+        measure,
         "_times",
         lambda comm, c, x, names, calls: {n: [100.0 if slow.get(c) == n else 1.0] * calls for n in names},
     )
@@ -220,11 +143,11 @@ def synthetic(profile=TRUE, noise=0.0, drift=0.0, target=TARGET, seed=0):
     """Times as the model has them, with noise of each point and of each size (a machine that is now slow, now fast)."""
     random = np.random.default_rng(seed)
     points = []
-    for collective in tune.COLLECTIVES:
-        for nbytes in tune.sizes(1024, 1 << 26):
+    for collective in COLLECTIVES:
+        for nbytes in sizes(1024, 1 << 26):
             slow = np.exp(random.normal(0, drift))
-            for name in tune.algorithms(collective, target.topology, profile.multicast):
-                (exact,) = tune.predict([Point(collective, nbytes, name, 1.0)], profile, target.topology)
+            for name in algorithms(collective, target.topology, profile.multicast):
+                (exact,) = predict([Point(collective, nbytes, name, 1.0)], profile, target.topology)
                 points.append(Point(collective, nbytes, name, float(exact * slow * np.exp(random.normal(0, noise)))))
     return points
 
@@ -232,7 +155,7 @@ def synthetic(profile=TRUE, noise=0.0, drift=0.0, target=TARGET, seed=0):
 @pytest.fixture(scope="module")
 def exact():
     """Fitted to times without noise."""
-    return tune.fit(synthetic(), ORIGIN)
+    return fit(synthetic(), ORIGIN)
 
 
 def test_the_constants_are_found(exact):
@@ -252,16 +175,16 @@ def test_noise_and_outliers():
     """Of 15 % noise, 5 % is left in what is predicted; one time in 19 that is 10 times as long, changes little."""
     points = synthetic(noise=0.15)
     points = [dataclasses.replace(p, seconds=p.seconds * (10 if i % 19 == 7 else 1)) for i, p in enumerate(points)]
-    fitted = tune.fit(points, ORIGIN)
-    truth = tune.predict(points, TRUE, TARGET.topology)
-    ratio = tune.predict(points, fitted.profile, TARGET.topology) / truth
+    fitted = fit(points, ORIGIN)
+    truth = predict(points, TRUE, TARGET.topology)
+    ratio = predict(points, fitted.profile, TARGET.topology) / truth
     assert np.median(np.abs(ratio - 1)) < 0.05 and np.abs(ratio - 1).max() < 0.3
     assert 0.08 < fitted.error(True) < 0.2  # it says how noisy its samples were
 
 
 def test_a_drifting_machine():
     """Algorithms at one size were measured in turn: who is faster is known better than how fast it is."""
-    fitted = tune.fit(synthetic(noise=0.02, drift=0.4), ORIGIN)
+    fitted = fit(synthetic(noise=0.02, drift=0.4), ORIGIN)
     good, of = fitted.good_choices(False)
     assert good >= 0.9 * of
     assert fitted.error(True) > 0.15
@@ -271,7 +194,7 @@ def test_nothing_held_out_is_fitted(exact):
     points = synthetic()
     held_out = sorted({p.nbytes for p in points})[2::4]
     wrong = [dataclasses.replace(p, seconds=p.seconds * (3 if p.nbytes in held_out else 1)) for p in points]
-    fitted = tune.fit(wrong, ORIGIN)
+    fitted = fit(wrong, ORIGIN)
     assert sorted(fitted.held_out) == held_out
     assert fitted.error(False) < 0.01 and fitted.error(True) == pytest.approx(2 / 3, abs=0.01)
     assert fitted.profile.protocols == exact.profile.protocols
@@ -284,7 +207,7 @@ def test_link_classes():
     true = Profile("", "", {"signal": Protocol(8e-6, {"mapped": near, "put": near, "inter": far})}, slot_bytes=1 << 22)
     origin = {**ORIGIN, "target": dataclasses.asdict(target), "multicast": False}
     origin["settings"] = {**ORIGIN["settings"], "slot_bytes": 1 << 22, "window": 1}
-    fitted = tune.fit(synthetic(true, target=target), origin)
+    fitted = fit(synthetic(true, target=target), origin)
     links = fitted.profile.protocols["signal"].links
     assert set(fitted.profile.protocols) == {"signal"}
     assert links["put"].beta == pytest.approx(4e11, rel=0.1) and links["inter"].beta == pytest.approx(5e10, rel=0.1)
@@ -294,60 +217,7 @@ def test_link_classes():
 
 def test_too_few_points():
     with pytest.raises(ValueError, match="too few to fit"):
-        tune.fit(synthetic()[:10], ORIGIN)
-
-
-# Profiles.
-
-
-@pytest.fixture
-def stored():
-    profile = dataclasses.replace(TRUE, provenance=ORIGIN)
-    path = tune.path_for(TARGET)
-    tune.save(profile, path)
-    return profile, path
-
-
-def test_a_profile_is_found(stored, profiles):
-    profile, path = stored
-    assert path == profiles / "host-4x4-mapped.json" and os.listdir(profiles) == [path.name]
-    assert tune.find("host", 4, 0, "mapped") == profile == tune.find("host", 4, 4, "mapped")
-    assert cost.load_profile(path) == profile  # as --profile and profile= read it
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert tune.find("host", 4, 2, "mapped") is None and tune.find("host", 8, 0, "mapped") is None
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"version": 99}, "version is 99"),
-        ({"provenance": {}}, "not measured by tricoll tune"),
-        ({"provenance": {**ORIGIN, "version": 0}}, "provenance has version 0"),
-        ({"provenance": {**ORIGIN, "tricoll": "0.0.1"}}, r"is old.*tricoll was 0\.0\.1"),
-        ({"provenance": {**ORIGIN, "machine": {**ORIGIN["machine"], "cores": 999}}}, "another machine .cores was 999"),
-        ({"provenance": {**ORIGIN, "machine": None}}, "another machine"),
-        ({"provenance": {**ORIGIN, "target": {**ORIGIN["target"], "fabric": "sim"}}}, "fabric was sim, is host"),
-        ({"provenance": {**ORIGIN, "target": {**ORIGIN["target"], "world_size": 8}}}, "world_size was 8, is 4"),
-        ({"provenance": {**ORIGIN, "target": {**ORIGIN["target"], "link": "put"}}}, "link was put, is mapped"),
-        ({"protocols": {}}, "no protocol 'signal'"),
-    ],
-)
-def test_refused(stored, change, reason):
-    _, path = stored
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
-    with pytest.raises(ValueError, match=reason):
-        tune.load(path, "host", 4, 4, "mapped")
-    with pytest.warns(RuntimeWarning, match=reason):
-        assert tune.find("host", 4, 4, "mapped") is None
-
-
-def test_refused_files(tmp_path):
-    with pytest.raises(ValueError, match="run tricoll tune"):
-        tune.load(tmp_path / "none.json", "host", 4, 4, "mapped")
-    (tmp_path / "text.json").write_text("no JSON")
-    with pytest.raises(ValueError, match=r"text\.json"):
-        tune.load(tmp_path / "text.json", "host", 4, 4, "mapped")
+        fit(synthetic()[:10], ORIGIN)
 
 
 # The command.
@@ -365,7 +235,7 @@ def test_the_command(profiles, tmp_path):
     path = profiles / "host-2x2-mapped.json"
     assert f"profile: {path}" in result.stdout and "held out" in result.stdout
     assert (tmp_path / "tuned.png").read_bytes().startswith(b"\x89PNG")
-    profile = tune.find("host", 2, 0, "mapped")
+    profile = tuned.find(Target("host", 2, 2, "mapped"))
     assert profile is not None and profile.provenance["grid"]["sizes"] == [1024 << i for i in range(5)]
     assert set(profile.provenance["fit"]) == {
         "median_error_fitted", "median_error_held_out", "held_out_choices_near_best", "all_choices_near_best",
@@ -374,13 +244,13 @@ def test_the_command(profiles, tmp_path):
     kept = (profiles / "host-2x2-mapped.samples.jsonl").read_text()
     assert run(*small).exit_code == 0
     assert (profiles / "host-2x2-mapped.samples.jsonl").read_text() == kept
-    again = tune.find("host", 2, 0, "mapped")
+    again = tuned.find(Target("host", 2, 2, "mapped"))
     assert again is not None and again.protocols == profile.protocols
     # It goes on from samples of a shorter run, and not from those of other settings.
     assert run(*small[:-1], "2", "--output", tmp_path / "mine.json").exit_code == 0
     longer = (profiles / "host-2x2-mapped.samples.jsonl").read_text()
     assert longer.startswith(kept) and len(longer.splitlines()) == 2 * len(kept.splitlines()) - 1
-    assert tune.load(tmp_path / "mine.json", "host", 2, 2, "mapped").provenance["grid"]["passes"] == 2
+    assert tuned.load(tmp_path / "mine.json", Target("host", 2, 2, "mapped")).provenance["grid"]["passes"] == 2
     result = run(*small, "--link", "put", "--samples", profiles / "host-2x2-mapped.samples.jsonl")
     assert result.exit_code == 2 and "samples of something else" in result.stderr
 

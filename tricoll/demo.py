@@ -85,13 +85,6 @@ def run(nprocs: int = 4, steps: int = 240, seed: int = 0) -> None:
         console.print(part)
 
 
-def main() -> None:
-    """:func:`run` from a command line."""
-    import typer
-
-    typer.run(run)
-
-
 def load_digits() -> Digits:
     """Images (N x 1 x 8 x 8, float32) and labels (int64) to train with, and the same to test with."""
     try:
@@ -373,7 +366,3 @@ def conclusion(nprocs: int) -> Group:
         "puts elsewhere, with the cast to BF16 fused in, so that it costs no pass over memory. No figure of a GPU is "
         "shown, because none was measured here.",
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -185,8 +185,8 @@ def plan(
     slot = slot_elements(algorithm, collective, itemsize, world_size, settings)
     # At least a window of pieces, if they are worth a message each; a path through many ranks is worth more. An empty
     # call still says that it is there.
-    window = 16 if collective in ROOTED or algorithm == "tree" else settings.window
-    pieces = max(1, -(-part // slot), min(window, part * itemsize // 16384))
+    window = cost.PIPELINE if collective in ROOTED or algorithm == "tree" else settings.window
+    pieces = max(1, -(-part // slot), min(window, part * itemsize // cost.WORTH))
     return Plan(algorithm, tuple(edges), _round_up(-(-part // pieces), 16), pieces)
 
 

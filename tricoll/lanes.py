@@ -145,9 +145,7 @@ def _stuck(axis: Any, picture: Picture) -> None:
     for e in picture.trace.stuck:
         y, start = picture.y(e.rank, e.channel), e.start * picture.factor
         bar = picture.bar(e, picture.last, BAR)
-        axis.add_collection(
-            _polygons([bar], facecolor="#f6d5d1", edgecolor=STUCK, linewidth=0.8, hatch="////", zorder=3)
-        )
+        axis.add_collection(_polygons([bar], **RED, linewidth=0.8, zorder=3))
         late = start > 0.55 * picture.last  # there is more room on the left, then
         at = picture.last if late else start
         axis.text(at, y - BAR / 2 - 0.03, e.note, color=STUCK, fontsize=8, va="bottom", ha="right" if late else "left",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from . import cost
 from .cost import Explanation, Profile, Topology
-from .schedule import Noise, Point
+from .schedule import Noise
+from .schedule.sweep import Point
 from .units import show_bytes, show_rate, show_seconds
 
 if TYPE_CHECKING:
@@ -77,11 +79,11 @@ def _lanes(axis: Any, line: Timeline, since: float, until: float) -> None:
     axis.legend(loc="upper left", ncols=2, fontsize="small")
 
 
-def sizes(explanation: Explanation, profile: Profile, path: Path, available: Any = None) -> None:
+def sizes(explanation: Explanation, profile: Profile, path: Path, available: Collection[str] | None) -> None:
     """Predicted time of every candidate over the size, with the crossovers marked. Dashed: excluded."""
     fig, axis = figure(9, 6)
     e = explanation
-    options = {"reproducible": e.reproducible, "available": available}
+    options: dict[str, Any] = {"reproducible": e.reproducible, "available": available}
     grid = np.geomspace(cost.SMALLEST, cost.LARGEST, 300)
     curves: dict[str, list[float]] = {}
     left = set()
@@ -108,7 +110,7 @@ def sizes(explanation: Explanation, profile: Profile, path: Path, available: Any
 
 
 def scale(points: list[Point], nbytes: float, node_size: int, profile: Profile, noise: Noise, path: Path) -> None:
-    """Simulated time over the number of ranks (:func:`schedule.sweep`): lines, dashed with noise; dots: formulas."""
+    """Simulated time over the number of ranks (:mod:`schedule.sweep`): lines, dashed with noise; dots: formulas."""
     fig, axis = figure(9, 6)
     worlds = sorted({p.ranks for p in points})
     for name, noisy in sorted({(p.algorithm, p.noisy) for p in points}):

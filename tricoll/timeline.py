@@ -6,6 +6,7 @@ import collections
 import os
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -119,7 +120,7 @@ class Timeline:
         axes.set_xlabel("ms since the first bucket was ready; grey: waits for its turn, red line: end of backward")
         hidden, exposed = 1e3 * chosen.hidden, 1e3 * chosen.exposed
         axes.set_title(f"rank {self.rank}: {hidden:.2f} ms of communication hidden, {exposed:.2f} ms exposed")
-        figure.savefig(path, dpi=120)
+        plots.save(figure, Path(path))
 
 
 TRACKS = ("backward", "communication", "exposed communication")

@@ -319,9 +319,8 @@ def _call(comm: Communicator, collective: str, nbytes: int, root: int, options: 
 
 def pictures() -> Iterator[tuple[str, Trace, bool | None]]:
     """Those of docs/algorithms.md: names, runs, and whether flags are drawn. On slow links, so that bytes take time."""
-    link = lambda alpha, rate: cost.Link(
-        units.seconds(alpha), units.rate(rate)
-    )  # the very numbers of the commands there
+    # The very numbers of the commands there.
+    link = lambda alpha, rate: cost.Link(units.seconds(alpha), units.rate(rate))
     slow, fast = link("5us", "5GB/s"), link("2us", "20GB/s")
     one, two = cost.two_levels(slow, slow, "slow"), cost.two_levels(fast, slow, "slow")
     shared: dict[str, Any] = {"ranks": 4, "nbytes": 1 << 16, "profile": one}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 
-# Of a size. A bare letter is a power of two, as in nccl-tests: 1M is 1,048,576 bytes and 1MB is 1,000,000.
+# Of a size. A bare letter, of either case, is a power of two, as in nccl-tests: 1M is 1,048,576 bytes, 1MB 1,000,000.
 SIZES = {"": 1.0, "B": 1.0}
 for _power, _letter in enumerate("KMGT", 1):
     SIZES |= {
         _letter: 1024.0**_power,
+        _letter.lower(): 1024.0**_power,
         f"{_letter}iB": 1024.0**_power,
         f"{_letter}B": 1000.0**_power,
         f"{_letter.lower()}B": 1000.0**_power,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from . import cost, work
+from . import cost, tuned, work
 from .communicator import Communicator
 from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
@@ -203,10 +203,7 @@ def _constants(
     """The machine's constants: those given, else the environment's, else what has been measured, else a guess."""
     constants = profile or os.environ.get("TRICOLL_PROFILE")
     if constants is None:
-        from . import tune
-
-        link = "mapped" if settings.mapped else "put"
-        constants = tune.find(fabric, world_size, settings.node_size, link) or default
+        constants = tuned.find(tuned.target(fabric, world_size, settings)) or default
     return constants if isinstance(constants, cost.Profile) else cost.load_profile(constants)
 
 

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from collections.abc import Iterator
 
-from .. import cost, tune
+from .. import cost, tuned
 from .finding import Finding, broken
 
 # In the order of what they need. The first two should work on any machine.
@@ -43,21 +43,21 @@ def fabric(name: str) -> Finding:
 
 def tuning() -> Iterator[Finding]:
     """The stored profiles, and which of them would be used."""
-    folder = tune.folder()
+    folder = tuned.folder()
     paths = sorted(folder.glob("*.json"))
     if not paths:
         hint = "tricoll tune --ranks N measures; until then, algo=auto goes by the built-in profile 'host'"
         yield Finding("tuning", f"none is stored in {folder}", "absent", hint, [])
     for path in paths:
         try:
-            target = tune.Target(**cost.load_profile(path).provenance["target"])
-            profile = tune.load(path, target.fabric, target.world_size, target.node_size, target.link)
+            target = tuned.Target(**cost.load_profile(path).provenance["target"])
+            profile = tuned.load(path, target)
         except (ValueError, KeyError, TypeError, OSError) as error:
             said = str(error) if isinstance(error, ValueError) else f"{path} has no target: it is not by tricoll tune"
             yield Finding("tuning", f"not used: {said}", "problem", "tricoll tune measures again", {"file": path.name})
             continue
-        if tune.path_for(target) != path:
-            hint = f"tricoll.init() looks for {tune.path_for(target).name}; --profile takes any file"
+        if tuned.path_for(target) != path:
+            hint = f"tricoll.init() looks for {tuned.path_for(target).name}; --profile takes any file"
             yield Finding("tuning", f"{path.name} is for {target}, by another name", "problem", hint)
             continue
         measured = str(profile.provenance.get("measured", "at an unknown time"))[:10]

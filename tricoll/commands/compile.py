@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .options import console, dtypes
+from ..terminal import console, progress
+from .options import dtypes
 
 if TYPE_CHECKING:
-    from .compile import Compiled, Variant
+    from ..compile import Compiled, Variant
 
 
 def compile_kernels(
@@ -44,7 +45,7 @@ def compile_kernels(
     jobs: Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Default: one a CPU.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file, too.")] = None,
 ) -> None:
-    """Compile kernels ahead of time and check the machine code; needs no GPU.
+    """Compile kernels ahead of time and check the machine code. Needs no GPU.
 
     What is compiled stays in Triton's cache (TRITON_CACHE_DIR, else ~/.triton/cache). A training job on this
     architecture, with the default settings and 16-byte aligned tensors, then starts without compiling. Exits with 1 if
@@ -56,13 +57,9 @@ def compile_kernels(
       tricoll compile --arch 90 --dtype bf16 --op sum --op avg
       tricoll compile --arch 90 --dtype all         everything that is worth having
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from .. import bitcode
+    from ..compile import LINKS, build_all, catalogue
 
-    from . import bitcode
-    from .compile import LINKS, build_all, catalogue
-
-    errors = Console(stderr=True, markup=False, highlight=False, soft_wrap=True)
     archs = sorted(set(arch or _local_archs()))
     links = list(dict.fromkeys(link or LINKS))
     for name in links:
@@ -73,26 +70,25 @@ def compile_kernels(
         raise typer.BadParameter("integers have no average: add --op sum", param_hint="--op")
     jobs = jobs or len(os.sched_getaffinity(0))
     done: list[Compiled] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=errors, transient=True) as progress:
-        task = progress.add_task("compiling", total=len(variants))
+    with progress() as bar:
+        task = bar.add_task("compiling", total=len(variants))
         if "put" in links:
-            progress.update(task, description="reducing NVSHMEM's library")  # some seconds an architecture, once
+            bar.update(task, description="reducing NVSHMEM's library")  # some seconds an architecture, once
             try:
                 for each in archs:
                     bitcode.slim(each)
             except (FileNotFoundError, RuntimeError) as error:
-                progress.stop()
-                errors.print(f"tricoll: {error}\nKernels for mapped links do not need it: --link mapped")
+                bar.stop()
+                typer.echo(f"tricoll: {error}\nKernels for mapped links do not need it: --link mapped", err=True)
                 raise typer.Exit(2) from None
-        progress.update(task, description="compiling")
+        bar.update(task, description="compiling")
         try:
             for compiled in build_all(variants, jobs, world_size=world_size):
                 done.append(compiled)
-                progress.update(task, advance=1, description=str(compiled.variant))
+                bar.update(task, advance=1, description=str(compiled.variant))
         except RuntimeError as error:
-            progress.stop()
-            errors.print(f"tricoll: {error}")
+            bar.stop()
+            typer.echo(f"tricoll: {error}", err=True)
             raise typer.Exit(1) from None
     done.sort(key=lambda compiled: variants.index(compiled.variant))
     _show(done)
@@ -100,14 +96,14 @@ def compile_kernels(
         markdown.parent.mkdir(parents=True, exist_ok=True)
         markdown.write_text(_markdown(done))
     if problems := [problem for compiled in done for problem in compiled.problems]:
-        errors.print("\n".join(problems))
+        typer.echo("\n".join(problems), err=True)
         raise typer.Exit(1)
 
 
 def _local_archs() -> list[int]:
     import torch
 
-    from .compile import ARCHS
+    from ..compile import ARCHS
 
     if not torch.cuda.is_available():
         return list(ARCHS)
@@ -117,7 +113,7 @@ def _local_archs() -> list[int]:
 
 
 def _kernels(given: list[str] | None) -> list[str]:
-    from .compile import KERNELS
+    from ..compile import KERNELS
 
     chosen = []
     for name in given or KERNELS:
@@ -128,7 +124,7 @@ def _kernels(given: list[str] | None) -> list[str]:
 
 
 def _ops(given: list[str] | None) -> list[str]:
-    from .tensors import as_op
+    from ..tensors import as_op
 
     try:
         return [as_op(name).name for name in given or ["avg"]]
@@ -166,7 +162,7 @@ def _show(done: list[Compiled]) -> None:
 
 
 def _markdown(done: list[Compiled]) -> str:
-    from .compile import GPU, WARPS, WORLD_SIZE
+    from ..compile import GPU, WARPS, WORLD_SIZE
 
     tools = []
     for package in ("triton", "nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12"):

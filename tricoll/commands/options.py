@@ -1,29 +1,35 @@
-"""What commands of ``tricoll`` share: how they read dtypes, and where they print tables."""
+"""What options of several commands have in common: how they are read, and what is said if they are wrong."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import typer
 
+from ..cost import PROFILES
+
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
+
+MACHINES = f"{', '.join(PROFILES)}, or a JSON file"  # what --profile takes
 
 
-def console() -> Console:
-    """For tables, which need some room."""
-    from rich.console import Console
-
-    wide = Console(highlight=False)
-    wide.width = max(wide.width, 100)
-    return wide
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """What is wrong with arguments, or missing for what they ask for, is said in a line; exit code 2."""
+    try:
+        yield
+    except (ValueError, ImportError, OSError) as error:
+        typer.echo(f"tricoll: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
 def dtypes(given: list[str] | None) -> list[tuple[torch.dtype, torch.dtype, torch.dtype]]:
     """input:wire:output as an option has it, once or more often. None: what the gradient hooks send."""
-    from .compile import BF16_WIRE, DTYPES
-    from .tensors import as_dtype, can_convert
+    from ..compile import BF16_WIRE, DTYPES
+    from ..tensors import as_dtype, can_convert
 
     chosen: list[tuple[torch.dtype, torch.dtype, torch.dtype]] = []
     for text in given or ():
