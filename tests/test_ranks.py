@@ -61,7 +61,7 @@ def asked(comm, name, reasons, gpus):
     ("name", "reasons", "gpus", "fabric"),
     [
         ("auto", (None, None), 2, "nvshmem"),
-        ("auto", (None, "no driver"), 2, "host"),
+        ("auto", ("no driver", "no driver"), 2, "host"),
         ("auto", (None, None), 1, "host"),
         ("host", (None, None), 2, "host"),
         ("nvshmem", (None, None), 2, "nvshmem"),

@@ -28,7 +28,7 @@ class Local:
 
     def fabric(self, name: str) -> str:
         """The fabric for ``name``; "auto" is "host". Raises ValueError, with what to do, if it cannot be used."""
-        if name == "nvshmem" and (reason := _lacking(self.size)):
+        if name == "nvshmem" and (reason := nvshmem.lacking(self.size)):
             raise ValueError(_cannot(reason))
         return name
 
@@ -57,14 +57,13 @@ class Launched:
             dist.init_process_group("gloo")
 
     def fabric(self, name: str) -> str:
-        """As :meth:`Local.fabric`, but "auto" is "nvshmem" where every rank has a GPU and NVSHMEM, else "host"."""
+        """As :meth:`Local.fabric`, but "auto" is what :func:`tricoll.init` takes."""
         if name not in ("auto", "nvshmem"):
             return name
-        reasons = self._gather(_lacking(int(os.environ.get("LOCAL_WORLD_SIZE", self.size))))
-        lacking = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), "")
+        reasons = self._gather(nvshmem.lacking(int(os.environ.get("LOCAL_WORLD_SIZE", self.size))))
         if name == "auto":
-            return "host" if lacking else "nvshmem"
-        if lacking:
+            return world.suits(reasons)
+        if lacking := next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), ""):
             raise ValueError(_cannot(lacking))
         return name
 
@@ -117,16 +116,6 @@ def launched() -> int:
             os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
             os.environ.setdefault("MASTER_PORT", "29500")
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else 0
-
-
-def _lacking(local: int) -> str:
-    """Why ``local`` ranks of this host cannot have a GPU each, and NVSHMEM; "" if they can."""
-    if reason := nvshmem.unavailable():
-        return reason
-    gpus = torch.cuda.device_count()
-    if local > gpus:
-        return f"there are {local} ranks on this host, and {gpus} GPUs: start {gpus} (torchrun --nproc-per-node)"
-    return ""
 
 
 def _cannot(reason: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -133,7 +133,8 @@ def connect(
     if not timeout > 0:
         raise ValueError(f"timeout is {timeout}; it must be more than 0 seconds")
     if fabric == "auto":
-        fabric = _suits(store, rank, world_size, timeout)
+        here = nvshmem.lacking(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+        fabric = suits(exchange(store, rank, world_size, "auto", here, timeout))
     # Before anybody is waited for; on GPUs it depends on what they are.
     chosen = None if fabric == "nvshmem" else settings_for(**settings, base=replace(CPU, mapped=fabric != "openshmem"))
     below = _fabric(fabric, store, rank, world_size, timeout, tiles)
@@ -158,11 +159,14 @@ def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: f
     return HostFabric(store, rank, world_size, timeout, tiles)
 
 
-def _suits(store: dist.Store, rank: int, world_size: int, timeout: float) -> str:
-    """What "auto" is: "nvshmem" where all ranks can use it, "host" where none can."""
-    reasons = exchange(store, rank, world_size, "auto", nvshmem.unavailable(), timeout)
+def suits(reasons: Sequence[str | None]) -> str:
+    """What "auto" is: "nvshmem" where all ranks can use it, "host" where none can. ValueError if only some can.
+
+    Args:
+        reasons: why it cannot be used on rank 0, 1, ..., or None.
+    """
     without = {r: reason for r, reason in enumerate(reasons) if reason}
-    if without and len(without) < world_size:
+    if without and len(without) < len(reasons):
         raise ValueError(
             "fabric='auto': some ranks could use nvshmem, others not: "
             + "; ".join(f"rank {r}: {reason}" for r, reason in without.items())

@@ -53,6 +53,15 @@ def unavailable() -> str | None:
     return versions()
 
 
+def lacking(ranks: int) -> str | None:
+    """Why ``ranks`` ranks of this host cannot use this fabric, or None."""
+    if reason := unavailable():
+        return reason
+    if ranks > (gpus := torch.cuda.device_count()):
+        return f"there are {ranks} ranks on this host, and {gpus} GPUs: start {gpus} (torchrun --nproc-per-node)"
+    return None
+
+
 def versions() -> str | None:
     """What does not fit together among PyTorch, NVSHMEM's host library and its device library, or None."""
     have = {d: version for d in ("12", "13") if (version := _version(f"nvshmem4py-cu{d}"))}
