@@ -83,7 +83,7 @@ def test_it_is_right_about_this_machine():
 
 def test_the_heap_is_what_the_host_fabric_takes(pool):
     """In bytes, for this many ranks."""
-    took = pool(2).run(lambda comm: comm._heap.words.numel() * 8)
+    took = pool(2).run(lambda comm: comm._executor.workspace.heap.words.numel() * 8)
     assert took == [machine.heap_bytes(2)] * 2
 
 
