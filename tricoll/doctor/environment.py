@@ -15,7 +15,7 @@ from ..units import show_bytes
 from .finding import Finding
 from .machine import ROOT
 
-# What each does, in a few words. tests/test_doctor.py holds this to what tricoll's code reads.
+# What each does, in a few words. tests/doctor/test_environment.py holds this to what tricoll's code reads.
 TRICOLL = {
     "TRICOLL_BLOCK": "elements a pass of the bulk loop",
     "TRICOLL_CACHE_DIR": "where the reduced NVSHMEM bitcode is kept",

@@ -31,8 +31,8 @@ class Put:
 class Task:
     """A greenlet and what it waits for."""
 
-    def __init__(self, name: str, body: Callable[[], None], parent: greenlet) -> None:
-        self.name = name
+    def __init__(self, name: str, body: Callable[[], None], parent: greenlet, clock: Callable[[], float]) -> None:
+        self.name, self.clock = name, clock
         self.greenlet = greenlet(body, parent)
         self.ready: Callable[[], bool] | None = None
         self.give_up = False  # set by the scheduler when nobody can go on
@@ -40,7 +40,7 @@ class Task:
 
 
 class Scheduler:
-    """Draws which task runs next and which put arrives next."""
+    """Says which task runs next and which put arrives next: draws them, or goes by virtual time if all is prompt."""
 
     def __init__(self, seed: int, adversarial: bool) -> None:
         self.random = random.Random(seed)
@@ -52,14 +52,20 @@ class Scheduler:
         self.deadlock: list[str] = []
         self.paces: dict[str, float] = {}
 
-    def spawn(self, name: str, body: Callable[[], None]) -> Task:
-        task = Task(name, body, self.main)
+    def spawn(self, name: str, body: Callable[[], None], clock: Callable[[], float]) -> Task:
+        """A task that will run ``body``. ``clock``: its virtual time, whenever it is asked."""
+        task = Task(name, body, self.main, clock)
         self.tasks.append(task)
         return task
 
     def step_aside(self) -> None:
         """Let others run, perhaps."""
         if self.adversarial:
+            self.block(lambda: True)
+
+    def await_turn(self) -> None:
+        """Before something that is served in the order of virtual time: let those run who are earlier."""
+        if not self.adversarial:
             self.block(lambda: True)
 
     def block(self, ready: Callable[[], bool]) -> bool:
@@ -75,13 +81,13 @@ class Scheduler:
     def run(self) -> None:
         # How eager puts are to arrive, and how slow a task is, differ from seed to seed: what goes wrong only when
         # ranks are far apart does not show under a fair draw.
-        eager = self.random.choice((0.02, 0.1, 0.4, 0.8)) if self.adversarial else 0.4
+        eager = self.random.choice((0.02, 0.1, 0.4, 0.8))
         while self.tasks:
             runnable = [t for t in self.tasks if t.ready is None or t.ready()]
             if self.puts and (not runnable or self.random.random() < eager):
                 self.deliver(self.random.randrange(len(self.puts)))
             elif runnable:
-                self.switch(self.random.choices(runnable, [self.pace(t) for t in runnable])[0])
+                self.switch(self.choose(runnable))
             else:
                 self.deadlock = self.deadlock or [t.name for t in self.tasks]
                 for task in self.losers():
@@ -90,10 +96,16 @@ class Scheduler:
         while self.puts:
             self.deliver(0)
 
+    def choose(self, runnable: list[Task]) -> Task:
+        """Who goes on: anybody if adversarial; else who is earliest, so that what follows from it is later for all."""
+        if not self.adversarial:
+            return min(runnable, key=lambda task: task.clock())
+        return self.random.choices(runnable, [self.pace(task) for task in runnable])[0]
+
     def pace(self, task: Task) -> float:
         """How often a task is drawn, compared with others."""
         if task.name not in self.paces:
-            self.paces[task.name] = self.random.choice((1.0, 1.0, 0.02)) if self.adversarial else 1.0
+            self.paces[task.name] = self.random.choice((1.0, 1.0, 0.02))
         return self.paces[task.name]
 
     def losers(self) -> list[Task]:

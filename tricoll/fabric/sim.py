@@ -12,6 +12,7 @@ timed out.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -109,6 +110,7 @@ class SimProgram(CpuProgram):
         if self.looked and not nbytes:
             self.violation("frees a slot that other threads may still be reading: no CTA barrier after the read")
         self.counters.add(nbytes)
+        self.scheduler.await_turn()
         self.world.time.store(self.rank, self.channel, peer, nbytes, where, shown=not self.over)
         self.flush()
         store_word(where, word)
@@ -118,6 +120,7 @@ class SimProgram(CpuProgram):
         assert dest.pe is not None
         if nbytes >= 0:
             self.counters.add(nbytes)
+            self.scheduler.await_turn()
             self.world.time.store(self.rank, self.channel, dest.pe, 2 * nbytes, dest.address)
         # Words arrive in any order: here, in a few parts.
         parts = self.scheduler.random.choice((1, 1, 2, 4)) if self.scheduler.adversarial else 1
@@ -146,6 +149,7 @@ class SimProgram(CpuProgram):
         pe = integer(pe)
         self.counters.add(nbytes)
         where = self.elsewhere(flag, pe)
+        self.scheduler.await_turn()
         self.world.time.send(kind, self.rank, self.channel, pe, nbytes, where, shown=not self.over)
         put = Put(self.rank, self.elsewhere(dest, pe), address(source), nbytes, where, integer(word))
         self.scheduler.puts.append(put)
@@ -221,7 +225,8 @@ class SimFabric:
         tasks = []
         for c in range(channels):
             program = SimProgram(self.world, c, self.rank, self.heaps, self.counters)
-            tasks.append(self.world.scheduler.spawn(f"rank {self.rank} channel {c}", body(program)))
+            clock = functools.partial(self.world.time.of, self.rank, c)
+            tasks.append(self.world.scheduler.spawn(f"rank {self.rank} channel {c}", body(program), clock))
         while not all(t.greenlet.dead for t in tasks):
             self.world.scheduler.block(lambda: all(t.greenlet.dead for t in tasks))
         self._record_stuck(arguments.get("status"))
@@ -317,7 +322,8 @@ def simulate(
         return run
 
     for rank in range(world_size):
-        world.scheduler.spawn(f"rank {rank}", body(rank))
+        # Between kernels, all channels of a rank have one clock.
+        world.scheduler.spawn(f"rank {rank}", body(rank), functools.partial(world.time.of, rank, 0))
     if world.interpreted:
         from tricoll.kernels import ring
 
