@@ -4,7 +4,8 @@ Every rank and every channel of every rank is a greenlet. It runs until it waits
 scheduler draws who goes on, from a seed. With ``delivery="adversarial"`` a put is delivered late and out of order, its
 source read only at delivery; stores to a mapped peer stay invisible until a flag is released after a CTA barrier; and
 reading or handing on data without the barrier that the threads of a CTA would need is an error. What it can not show
-is a missing acquire or release in the machine code: for that, see the compile gate.
+is a missing acquire or release in the machine code: for that, see :mod:`tricoll.gates`. With ``delivery="prompt"``,
+puts arrive at once and whoever is earliest by the clock goes on: nothing depends on the seed.
 
 Time is virtual, see :mod:`.virtual_time`. When nobody can go on, the waiting programs are told at once that they have
 timed out.
