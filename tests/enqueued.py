@@ -131,6 +131,6 @@ def enqueuing(comm, name, timeout=30.0, check=False):
 
 def over(comm, out):
     """What a synchronous call has returned, once the stream has come so far."""
-    done = comm._streams.record(comm._streams.current())
+    done = comm._executor.streams.record(comm._executor.streams.current())
     assert done.wait(20)
     return torch.as_tensor(out).clone()

@@ -14,13 +14,13 @@ import pickle
 from pathlib import Path
 from typing import NamedTuple
 
-from tricoll.communicator import Communicator
+from tricoll.executor import Executor
 from tricoll.pool import Pool
 
 FOLDER = "TRICOLL_TEST_SEEN"
 STAND_IN = " on stand-ins"
 CALLS = set()  # of this process, since the last take()
-_perform, _outcomes = Communicator._perform, Pool.outcomes
+_perform, _outcomes = Executor.perform, Pool.outcomes
 
 
 class Told(NamedTuple):
@@ -43,15 +43,15 @@ def gpu_or_not(fabric):
 def _seen(self, request, *args, **kwargs):
     _perform(self, request, *args, **kwargs)
     call = request.call
-    if self.world_size > 1:
-        link = "mapped" if self._settings.mapped else "put"
+    if self.fabric.world_size > 1:
+        link = "mapped" if self.settings.mapped else "put"
         types = (name(call.dtype), name(call.wire), name(call.out))
-        CALLS.add((self.fabric + gpu_or_not(self._fabric), link, call.collective, call.plan.algorithm, *types))
+        CALLS.add((self.fabric.name + gpu_or_not(self.fabric), link, call.collective, call.plan.algorithm, *types))
 
 
 def on_rank(fn, comm, *args):
     """On a rank of a pool: run ``fn``, and tell what it did."""
-    Communicator._perform = _seen
+    Executor.perform = _seen
     take()
     return Told(fn(comm, *args), take())
 
@@ -73,7 +73,7 @@ def take():
 def watch_pe():
     """In a PE, where the tests want to know: leave what it did in a file."""
     if folder := os.environ.get(FOLDER):
-        Communicator._perform = _seen
+        Executor.perform = _seen
         atexit.register(lambda: Path(folder, str(os.getpid())).write_bytes(pickle.dumps(CALLS)))
 
 
@@ -85,7 +85,7 @@ class Recorder:
         self.calls, self.compiled = collections.defaultdict(set), collections.defaultdict(set)
         self.outcomes = collections.defaultdict(collections.Counter)
         self.skipped = collections.defaultdict(collections.Counter)
-        Communicator._perform, Pool.outcomes = _seen, _told
+        Executor.perform, Pool.outcomes = _seen, _told
         os.environ[FOLDER] = str(folder)
 
     def pytest_runtest_call(self, item):

@@ -366,16 +366,16 @@ def test_case_11_offsets_beyond_32_bits(simulate, monkeypatch, dtype, collective
     monkeypatch.setattr(ring, "transfer", record)
 
     def launch(comm):
-        x, out = torch.empty(1, dtype=dtype), torch.empty(1, dtype=dtype)
+        x, out, memory = torch.empty(1, dtype=dtype), torch.empty(1, dtype=dtype), comm._executor.workspace
         arguments = {
-            "x": x, "out": out, "heap": comm._heap.words, "bases": comm._heap.bases, "counters": comm._counters,
-            "status": comm._status, "edges": torch.tensor(edges), "tally": None,
+            "x": x, "out": out, "heap": memory.heap.words, "bases": memory.heap.bases, "counters": memory.counters,
+            "status": memory.status, "edges": torch.tensor(edges), "tally": None,
             "piece": piece, "pieces": pieces, "me": comm.rank, "world": n, "channels": 1, "fingerprint": 1,
             "timeout": 10**9, "WIRE": ring.tl.float32 if dtype == FP32 else ring.tl.int64, "OP": "sum",
             "MAPPED": True, "SLOTS": 3, "SLOT": 32, "WINDOW": 1, "ALIGNED": True, "BLOCK": 128, "scale": 1.0,
         }  # fmt: skip
         comm._fabric.launch(getattr(ring, collective), 1, arguments)
-        assert comm._status.eq(0).all()
+        assert memory.status.eq(0).all()
         return x.data_ptr(), out.data_ptr()
 
     settings = {"channels": 1, "slots": 3, "window": 1, "slot_bytes": 128}

@@ -5,7 +5,7 @@ import torch
 
 import tricoll
 from tricoll import cost, dispatch
-from tricoll.workspace import settings_for
+from tricoll.settings import settings_for
 
 
 def chosen(nbytes, world_size, profile="h100", collective="all_reduce", once=False, multicast=False, **settings):

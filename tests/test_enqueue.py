@@ -99,12 +99,12 @@ def order_on_the_device(comm):
     with enqueuing(comm, "order") as c:
         x = torch.ones(4)
         c.all_reduce(x, async_op=True)
-        c._streams.log.clear()
+        c._executor.streams.log.clear()
         c.all_reduce(x)  # on the caller's stream: behind the one that is on the communicator's own
-        log = list(c._streams.log)
+        log = list(c._executor.streams.log)
         c.all_reduce(x, async_op=True)
         c.barrier()
-        kept = list(c._streams.kept)
+        kept = list(c._executor.streams.kept)
         assert x.data_ptr() in kept
         return log, x[0].item()
 
@@ -231,7 +231,7 @@ def captured(comm):
     with enqueuing(comm, "graph", timeout=20.0) as c:
         x, y, seen = torch.zeros(300), torch.zeros(40), []
         step = lambda: (c.all_reduce(x), c.all_reduce(y, "max", async_op=True).wait())
-        streams = c._streams
+        streams = c._executor.streams
         streams.graph = []
         cold = outcome(step)
         streams.graph = None
@@ -269,11 +269,11 @@ def broken_replay(comm):
         x = torch.ones(30)
         c.all_reduce(x)
         c.barrier()
-        c._streams.graph = graph = []
+        c._executor.streams.graph = graph = []
         c.all_reduce(x)
-        c._streams.graph = None
+        c._executor.streams.graph = None
         if c.rank == 0:
-            c._streams.put(graph[0])
+            c._executor.streams.put(graph[0])
             time.sleep(2.5)
             return outcome(lambda: c.all_reduce(x))
         time.sleep(3)

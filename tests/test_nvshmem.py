@@ -10,9 +10,10 @@ import pytest
 import torch
 from nvshmem_fakes import Fake, Launcher, fabric, installed
 
-from tricoll import gpu, workspace
+from tricoll import gpu
 from tricoll.fabric import arena, gpus, nvshmem, symmetric
 from tricoll.kernels import ring
+from tricoll.settings import settings_for
 
 
 def outcome(call):
@@ -23,7 +24,7 @@ def outcome(call):
 
 
 def settings(made):
-    return workspace.settings_for(base=made.settings())
+    return settings_for(base=made.settings())
 
 
 def allocated(made, nbytes=4096, mapped=None, **agreed):

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import tricoll
-from tricoll import process_group
+from tricoll import backend, process_group
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 
@@ -529,8 +529,19 @@ def test_options_that_are_none(pool):
         assert isinstance(error, TypeError) and "slot_bytes" in str(error)
 
 
+def name_of_the_default_group():
+    return dist.group.WORLD.group_name
+
+
+def test_a_group_that_could_not_be_made_has_used_up_no_name(pool):
+    """DTensor remembers the names of groups by their ranks: those of a pool's next run must be the same."""
+    before = on(pool, 2, name_of_the_default_group)
+    pool(2).outcomes(wrong_options, limit=60)
+    assert on(pool, 2, name_of_the_default_group) == before
+
+
 def test_registered_once():
-    process_group.register()
+    backend.register()
     assert dist.Backend.backend_capability["tricoll"] == ["cpu", "cuda"]
     assert dist.Backend.default_device_backend_map["cpu"] == "gloo"  # who asks for no backend gets what torch gives
     with pytest.raises(TypeError, match=r"tricoll\.init"):

@@ -8,7 +8,7 @@ import status
 import torch
 
 import tricoll
-from tricoll.communicator import Communicator
+from tricoll.executor import Executor
 
 CALL = ["sim", "put", "all_reduce", "ring", "float32", "bfloat16", "float32"]
 BARRIER = ["host", "mapped", "barrier", "one_shot", "uint8", "uint8", "uint8"]
@@ -33,7 +33,7 @@ def work(comm):
 
 
 def test_a_call_is_seen(monkeypatch):
-    monkeypatch.setattr(Communicator, "_perform", seen._seen)
+    monkeypatch.setattr(Executor, "perform", seen._seen)
     before = seen.take()
     run = tricoll.simulate(work, 2, link="put")
     assert run.results == [[2.0] * 3] * 2 and seen.take() == {tuple(CALL)}

@@ -351,7 +351,7 @@ def test_places_and_cuts(data):
 
 @given(testing.settings(), testing.schedules())
 def test_settings_are_valid(settings, schedule):
-    from tricoll.workspace import settings_for
+    from tricoll.settings import settings_for
 
     assert settings_for(**settings).window < settings["slots"]
     assert set(schedule) == {"seed", "delivery"}

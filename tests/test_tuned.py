@@ -9,7 +9,8 @@ import pytest
 import torch
 from tuning import ORIGIN, TARGET
 
-from tricoll import cost, tuned, workspace
+from tricoll import cost, tuned
+from tricoll.settings import settings_for
 from tricoll.tuned import Target
 
 PROFILE = cost.PROFILES["host"]
@@ -45,7 +46,7 @@ def test_a_profile_is_found(stored, profiles):
 )
 def test_what_is_stored_is_what_is_looked_for(world_size, node_size, seen):
     """Nodes count where the cost model sees several of several ranks: of other sizes, all ranks are in one."""
-    settings = workspace.settings_for(node_size=node_size, link="put")
+    settings = settings_for(node_size=node_size, link="put")
     assert tuned.target("host", world_size, settings) == Target("host", world_size, seen, "put")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import ddp, fsdp, ops, process_group, world
+from . import backend, ddp, fsdp, ops, world
 from .communicator import Communicator
 from .errors import (
     CollectiveError,
@@ -28,7 +28,7 @@ from .tensors import premul_sum
 from .work import Work
 from .world import destroy, init, loopback, simulate
 
-process_group.register()
+backend.register()
 
 __version__ = "0.1.0"
 __all__ = [

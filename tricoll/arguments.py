@@ -10,11 +10,10 @@ import torch
 
 from . import dispatch, topology
 from .calls import PAIRWISE, Request
-from .fabric.base import Heap
 from .kernels import direct, exchange, flagged, hierarchical, multimem, ring, rooted, tree
 from .kernels.jit import TRITON
 from .tensors import BOOLEAN, COMPLEX, INTEGERS, patterns, reals
-from .workspace import Part
+from .workspace import Workspace
 
 KERNELS = {
     ("ring", "all_reduce"): ring.all_reduce,
@@ -80,12 +79,12 @@ class Arguments:
         rank: int,
         world_size: int,
         settings: dispatch.Settings,
-        heap: Heap,
-        parts: dict[str, Part],
-        counters: torch.Tensor,
+        workspace: Workspace,
         table: Callable[[tuple[int, ...]], torch.Tensor],
     ) -> None:
         self.rank, self.world_size, self.settings, self.table = rank, world_size, settings, table
+        assert workspace.heap is not None
+        heap, parts, counters = workspace.heap, workspace.parts, workspace.counters
         self._bases = heap.bases
         cut = lambda words, part: words[part.start : part.start + part.words]
         self._heaps = {name: cut(heap.words, part) for name, part in parts.items()}

@@ -1,34 +1,25 @@
-"""The communicator: what users call. It checks arguments, plans, launches the kernel and turns trouble into errors."""
+"""The communicator: what users call. It checks arguments, and has each call made when it is its turn."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
-import threading
-import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 
-from . import cost, dispatch, workspace
-from .arguments import ALL, Arguments, Tables
-from .calls import PAIRWISE, Call, Prepare, Request
-from .completion import Completion, Immediate
-from .control import Control
-from .enqueue import StreamQueue, settle
-from .errors import CollectiveError, CollectiveMismatch
-from .fabric.base import Fabric, Heap
-from .kernels import link
-from .kernels.numerics import Reduction, accumulator, finish_, scale_
+from . import cost, dispatch
+from .calls import PAIRWISE, Request
+from .errors import CollectiveError
+from .executor import Executor
+from .fabric.base import Fabric
+from .prepare import Prepare
 from .tally import Tally
-from .tensors import COMPLEX, plain
-from .watch import Watch
-from .work import ANY, Lane, Queue, Work
+from .work import ANY, Lane, Work
 
 PATIENCE = 30.0  # seconds that destroy() gives calls to finish, if the timeout does not give them less
 
@@ -44,40 +35,14 @@ class Communicator:
     ) -> None:
         settings = replace(settings, multicast=settings.mapped and fabric.multicast)
         profile = replace(profile, multicast=profile.multicast and not fabric.emulated)
-        self._fabric, self._settings, self._timeout, self._check = fabric, settings, timeout, check
-        self._calls, self._seconds = 0, 0.0
-        self._unusable = ""
-        self._heap: Heap | None = None
-        self._parts = workspace.parts(fabric.world_size, settings)
-        if fabric.world_size > 1:
-            constants = hashlib.sha256(profile.to_json().encode()).hexdigest()[:12]
-            agreed = {**asdict(settings), "check": check, "profile": f"{profile.name} {constants}"}
-            self._heap = fabric.allocate(sum(part.words for part in self._parts.values()) * 8, agreed)
-        counters = sum(part.counters for part in self._parts.values())
-        self._counters = torch.zeros(counters, dtype=torch.int64, device=fabric.device)
-        self._status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
-        self._profile = profile
+        constants = hashlib.sha256(profile.to_json().encode()).hexdigest()[:12]
+        agreed = {**asdict(settings), "check": check, "profile": f"{profile.name} {constants}"}
+        self._fabric, self._settings, self._profile = fabric, settings, profile
         self._prepare = Prepare(fabric.rank, fabric.world_size, settings, profile, fabric.device)
-        self._control = Control(fabric, timeout, check)
-        self._streams = getattr(fabric, "streams", None)  # of a fabric whose launches return at once
-        self._queue: Queue | StreamQueue
-        self._completion: Completion
-        if self._streams is None:
-            self._queue = Queue(self._control.late, fabric.stop, fabric.asynchronous)
-            self._completion = Immediate(self._control, self._status)
-        else:
-            settle(self._streams)  # counters and blocks are there for whatever stream comes first
-            drain = weakref.WeakMethod(self._drain)  # a communicator that is gone has no memory to write to
-            self._queue = StreamQueue(self._streams, lambda: (method := drain()) and method())
-            self._completion = Watch(self._control, self._streams, self._queue, self._status)
-        if self._heap is not None:
-            table = Tables(lambda values: values) if self._streams is None else Tables(self._streams.upload, ALL)
-            self._arguments: Arguments | None = Arguments(
-                fabric.rank, fabric.world_size, settings, self._heap, self._parts, self._counters, table
-            )
+        self._executor = Executor(fabric, settings, timeout, check, agreed)
+        self._queue = self._executor.queue
         self.name = str(next(_numbers))  # in this process, for what cannot hold an object
         _named[self.name] = self
-        self._lock = threading.Lock()  # of what calls that run beside each other share
 
     @property
     def rank(self) -> int:
@@ -97,10 +62,11 @@ class Communicator:
     @property
     def destroyed(self) -> bool:
         """Whether :meth:`destroy` has been called."""
-        return self._unusable.startswith("destroyed")
+        return self._executor.destroyed
 
     def __repr__(self) -> str:
-        state = f", unusable: {self._unusable}" if self._unusable else ""
+        unusable = self._executor.unusable
+        state = f", unusable: {unusable}" if unusable else ""
         return f"<tricoll.Communicator rank {self.rank} of {self.world_size} on {self.fabric}{state}>"
 
     # Collectives.
@@ -335,16 +301,16 @@ class Communicator:
         if source is not None:
             lane = ("recv", source)
             return self._run("recv", async_op, lambda p: p.pair("recv", x, source, wire), lane=lane, tag=tag)
-        self._check_usable()
-        if self._streams is not None:
+        self._executor.check_usable()
+        if self._executor.streams is not None:
             raise ValueError("a receive from any rank would have to wait for the GPU: name the source")
         some = self._prepare.pair("recv", x, (self.rank + 1) % self.world_size, wire)  # looks at the arguments
         what = str(some.call).replace("recv(", "recv from any rank(", 1)
 
         def run() -> None:
-            self._check_usable()
-            work.source = self._first_sender(what)
-            self._perform(self._prepare.pair("recv", x, work.source, wire), tag)
+            self._executor.check_usable()
+            work.source = self._executor.first_sender(what)
+            self._executor.perform(self._prepare.pair("recv", x, work.source, wire), tag)
 
         work = self._work(what, run, x, ("recv", ANY))
         return self._made(work, async_op)
@@ -378,21 +344,22 @@ class Communicator:
         held up (in synchronous calls, or waiting for asynchronous ones), and ``hidden_seconds``, the others. On GPUs
         calls are enqueued: seconds are those of the host, and streams wait, not callers.
         """
-        counted, exposed = self._fabric.counters, min(self._queue.exposed, self._seconds)
+        counted, seconds = self._fabric.counters, self._executor.seconds
+        exposed = min(self._queue.exposed, seconds)
         return {
-            "calls": self._calls,
+            "calls": self._executor.calls,
             "puts": counted.puts,
             "payload_bytes": counted.payload_bytes,
             "signals": counted.signals,
-            "seconds": self._seconds,
+            "seconds": seconds,
             "exposed_seconds": exposed,
-            "hidden_seconds": self._seconds - exposed,
+            "hidden_seconds": seconds - exposed,
         }
 
     def tally(self) -> Tally:
         """Something to give to all_reduce and reduce_scatter, to have squared norms and values that are not finite
         counted inside the kernel, without another pass over memory. See :class:`tricoll.tally.Tally`."""
-        self._check_usable()
+        self._executor.check_usable()
         return Tally(self, self._settings.channels, self._fabric.device)
 
     def destroy(self) -> None:
@@ -400,20 +367,11 @@ class Communicator:
 
         Calls that are pending have the communicator's timeout to finish, 30 seconds at most; then they fail.
         """
-        self._end(min(self._timeout, PATIENCE))
+        self._executor.close(self._patience)
 
-    def _end(self, patience: float) -> None:
-        if self.destroyed:
-            return
-        ended = self._queue.close(patience, "the communicator was destroyed")
-        self._unusable = "destroyed"
-        self._completion.close()
-        self._control.close()
-        if self._queue.cut_short:
-            self._fabric.sequence -= 1  # the others shall not wait for this rank's part in that call
-        if ended:  # else a thread is still using the memory, which is better kept than taken from it
-            self._heap = self._arguments = None
-            self._fabric.close()
+    @property
+    def _patience(self) -> float:
+        return min(self._executor.timeout, PATIENCE)
 
     def __enter__(self) -> Communicator:
         return self
@@ -421,7 +379,7 @@ class Communicator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        self._end(min(self._timeout, PATIENCE) if error is None else 0.0)
+        self._executor.close(self._patience if error is None else 0.0)
 
     # For what is built on it.
 
@@ -449,7 +407,7 @@ class Communicator:
         request = self._checked(collective, prepare)
 
         def run() -> None:
-            self._perform(request, patience=patience)
+            self._executor.perform(request, patience=patience)
             if after is not None:
                 after()
 
@@ -459,18 +417,18 @@ class Communicator:
 
     def together(self, what: str, run: Callable[[], Any], value: Any = None) -> Work:
         """Have ``run`` make calls of this communicator that no other comes between, asynchronously."""
-        self._check_usable()
+        self._executor.check_usable()
         return self._queue.submit(self._work(what, run, value))
 
     def set_timeout(self, seconds: float) -> None:
         """Change how long calls wait for other ranks, from the next one on."""
         if not seconds > 0:
             raise ValueError(f"timeout is {seconds}; it must be more than 0 seconds")
-        self._timeout = seconds
+        self._executor.timeout = seconds
 
     def abort(self) -> None:
         """Like :meth:`destroy`, without patience: what is pending fails."""
-        self._end(0.0)
+        self._executor.close(0.0)
 
     # How a call is carried out.
 
@@ -487,11 +445,11 @@ class Communicator:
         """Check the arguments, and make the call when it is its turn. ``keep``: whether it has a result here."""
         request = self._checked(collective, prepare)
         result = request.result if keep else None
-        run = lambda: self._perform(request, tag)
+        run = lambda: self._executor.perform(request, tag)
         return self._made(self._work(str(request.call), run, result, lane, collective == "barrier"), async_op)
 
     def _checked(self, collective: str, prepare: Callable[[Prepare], Request]) -> Request:
-        self._check_usable()
+        self._executor.check_usable()
         try:
             return prepare(self._prepare)
         except (TypeError, ValueError) as error:
@@ -512,127 +470,16 @@ class Communicator:
         finally:
             del work  # as in Work.carry_out
 
-    def _check_usable(self) -> None:
-        if self._unusable:
-            raise CollectiveError(
-                f"rank {self.rank}: this communicator cannot be used ({self._unusable}); make a new one"
-            )
-        self._completion.check()
-
-    def _first_sender(self, what: str) -> int:
-        """The rank of the first message that waits here, among those that :meth:`send` sends. Waits for one."""
-        part, s, n = self._parts["direct"], self._settings, self.world_size
-        found: list[int] = []
-
-        def look() -> bool:
-            assert self._heap is not None
-            for r in range(n):  # the ready words and counters of a net: see kernels/link.py
-                k = int(self._counters[part.counter + (1 + n + r) * s.channels])
-                word = int(self._heap.words[part.start + 16 * (1 + 2 * r * s.channels) + k % s.slots])
-                if word >> 24 > k // s.slots:
-                    found.append(r)
-            return bool(found)
-
-        with self._unusable_after_failure(None):
-            if not self._fabric.pause(look, self._timeout):
-                raise self._control.nobody(what)
-        return found[0]
-
-    def _perform(self, request: Request, tag: int = 0, patience: float | None = None) -> None:
-        self._check_usable()  # a call before this one may have failed
-        start = time.perf_counter()
-        x, result, call = request.x, request.result, request.call
-        source = plain(x)
-        target = source if result is x else plain(result)
-        with self._unusable_after_failure(call):
-            if call.collective not in PAIRWISE:
-                self._control.timeout = patience or self._timeout
-                self._control.enter(str(call), request.detail)
-            if self.world_size > 1:
-                self._launch(request, source, target, tag, patience)
-            else:
-                _alone(call, source, target, request.tally)
-        if target.data_ptr() != result.data_ptr() and self._writes(call):
-            result.detach().copy_(target.view(result.shape))
-        self._completion.used([x, result])
-        with self._lock:
-            self._calls += 1
-            self._seconds += time.perf_counter() - start
-
-    def _writes(self, call: Call) -> bool:
-        return call.collective != "send" and (call.collective not in ("reduce", "gather") or call.root == self.rank)
-
     def _refuse(self, reason: str) -> None:
         """Let the others know that this rank takes no part in a call, instead of letting them wait."""
-        if self._streams is not None and self._streams.capturing():
+        executor = self._executor
+        if executor.streams is not None and executor.streams.capturing():
             return
+        tell = lambda: executor.refuse(reason, self._prepare)
         if self._queue.empty or self._queue.inside:
-            self._tell(reason)
+            tell()
         else:  # when it is the call's turn, which the caller need not wait for to hear of its mistake
-            self._made(self._work(reason, lambda: self._tell(reason), None), async_op=True)
-
-    def _tell(self, reason: str) -> None:
-        with self._unusable_after_failure(None), contextlib.suppress(CollectiveMismatch):
-            self._control.enter(reason, refused=True)
-            if not self._check and self.world_size > 1:
-                nothing = torch.empty(0, dtype=torch.uint8, device=self._fabric.device)
-                empty = self._prepare.reduction("all_reduce", nothing, "sum", None, None, "ring")
-                self._launch(replace(empty, call=replace(empty.call, collective=reason)), nothing, nothing)
-
-    @contextlib.contextmanager
-    def _unusable_after_failure(self, call: Call | None) -> Iterator[None]:
-        try:
-            yield
-        except CollectiveError as error:
-            # After a mismatch all ranks have emptied their links together; two of them cannot.
-            spoilt = isinstance(error.__cause__, CollectiveError) or (call and call.collective in PAIRWISE)
-            if spoilt or not isinstance(error, CollectiveMismatch):
-                self._unusable = f"call {self._control.sequence} failed: {error}"
-            raise
-
-    def _launch(
-        self,
-        request: Request,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        tag: int = 0,
-        patience: float | None = None,
-    ) -> None:
-        assert self._arguments is not None
-        call, collective = request.call, request.call.collective
-        pair = (collective, request.peer) if collective in PAIRWISE else None
-        status = self._completion.status(pair)
-        kernel, arguments = self._arguments.of(request, x, out, status, patience or self._timeout, tag)
-        self._fabric.launch(kernel, self._settings.channels, arguments)
-        error = self._completion.launched(str(call), arguments["fingerprint"], status, pair)
-        if isinstance(error, CollectiveMismatch) and pair is None:
-            try:
-                self._start_afresh()
-            except CollectiveError as trouble:  # ranks that only sent have gone on, and do not know
-                error.__cause__ = trouble
-        if error is not None:
-            try:
-                raise error
-            finally:
-                del error  # whose traceback keeps this frame, and with it the communicator
-
-    def _drain(self) -> None:
-        """Have the kernels that are on the device give up, as if another rank had told them to."""
-        self._fabric.stop()
-        if self._heap is not None and self._streams is not None:
-            flags = [self._heap.words[part.start : part.start + 1] for part in self._parts.values()]
-            self._streams.write(flags, (1 << 16) | (self.rank + 1))  # of the first epoch: whatever call they are in
-
-    def _start_afresh(self) -> None:
-        """Empty all links, after a call in which all ranks gave up: the next call finds them as at the start."""
-        assert self._heap is not None
-        self._fabric.quiet()
-        self._control.meet()  # all ranks have stopped sending
-        for part in self._parts.values():
-            self._heap.words[part.start : part.start + part.flags].zero_()
-        self._counters.zero_()
-        self._status.zero_()
-        self._control.meet()  # all ranks have emptied theirs
+            self._made(self._work(reason, tell, None), async_op=True)
 
 
 def named(name: str) -> Communicator:
@@ -640,21 +487,3 @@ def named(name: str) -> Communicator:
     if name not in _named:
         raise CollectiveError(f"the communicator {name!r} is gone: keep a reference to it while it is used")
     return _named[name]
-
-
-def _alone(call: Call, x: torch.Tensor, out: torch.Tensor, tally: Tally | None) -> None:
-    """A world of one: nothing to send, but the same rounding as elsewhere."""
-    if tally is not None:
-        tally.include(x, None)
-    if call.exact or call.dtype in COMPLEX or not call.dtype.is_floating_point:
-        out.copy_(x)
-        return
-    total = x.to(accumulator(x.dtype), copy=True)
-    if not call.moves:
-        red = Reduction(1, call.op.scale, None)
-        scale_(total, red, call.op.name)
-        finish_(total, red, call.op.name)
-    total = total if call.collective == "reduce_scatter" else total.to(call.wire)
-    if tally is not None:
-        tally.include(None, total)
-    out.copy_(total)

@@ -7,12 +7,11 @@ calls of a communicator follow each other whatever their streams, as they do in 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import torch
 
 from .errors import CollectiveError, CollectiveTimeout
 from .fabric.base import Streams
-from .work import WAY_OUT, Lane, Work, at_exit, ordered
+from .work import WAY_OUT, Lane, Turns, Work, ordered
 
 log = logging.getLogger("tricoll")
 
@@ -62,8 +61,7 @@ class Enqueued(Work):
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if self.mark is not None and self.mark.event is not None:
             if self.blocks or seconds:  # without a limit, the kernels' own timeouts bound it
-                reached = self._queue.reached(self.mark, seconds or math.inf)
-                if not reached:
+                if not self._queue.reached(self.mark, seconds or math.inf):
                     why = self._queue.why(self)
                     raise CollectiveTimeout(f"{self.what} has not finished within {seconds:g} s. {why}")
                 self._queue.verified(self.mark)
@@ -103,11 +101,20 @@ class Enqueued(Work):
             return self._future
 
 
+def poll(until: Callable[[], bool], seconds: float) -> bool:
+    """Wait for a condition on what streams have come past. False if it does not hold within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not until():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL)
+    return True
+
+
 def settle(streams: Streams) -> None:
     """Wait for what is on the caller's stream."""
     event = streams.record(streams.current())
-    while not streams.done(event):
-        time.sleep(POLL)
+    poll(lambda: streams.done(event), math.inf)
 
 
 class Tail(NamedTuple):
@@ -118,7 +125,7 @@ class Tail(NamedTuple):
     event: Any
 
 
-class StreamQueue:
+class StreamQueue(Turns):
     """Puts a communicator's calls on streams, in the order in which they are made. See :class:`tricoll.work.Queue`."""
 
     work = Enqueued
@@ -127,6 +134,7 @@ class StreamQueue:
 
     def __init__(self, streams: Streams, stop: Callable[[], None]) -> None:
         """``stop``: has what is on the device give up."""
+        super().__init__()
         self.streams, self.stop = streams, stop
         self.late: Callable[[], list[int]] = list  # the ranks that have not begun this rank's last collective
         self.look: Callable[[], None] = lambda: None  # at what the kernels have reported
@@ -134,13 +142,6 @@ class StreamQueue:
         self.pending: list[Mark] = []  # oldest first; those that are verified are taken out by whoever did that
         self._tails: list[Tail] = []
         self.lock = threading.RLock()  # calls of several threads are put on streams one after the other
-        self._here = threading.local()
-        at_exit(self)
-
-    @property
-    def inside(self) -> bool:
-        """Whether this thread is enqueuing a call: calls made now belong to it."""
-        return getattr(self._here, "inside", False)
 
     @property
     def empty(self) -> bool:
@@ -177,7 +178,7 @@ class StreamQueue:
                 if tail.stream != stream and ordered(tail.lane, work.lane):
                     self.streams.wait(stream, tail.event)
         with self.streams.on(stream):
-            with self._enqueuing():
+            with self._carrying_out():
                 self._carry_out(work)
             work.mark = mark = Mark(work)
             mark.sequence = self.sequence()
@@ -190,14 +191,6 @@ class StreamQueue:
     def _carry_out(self, work: Enqueued) -> None:
         work.stream = self.streams.current()
         work.carry_out()
-
-    @contextlib.contextmanager
-    def _enqueuing(self) -> Iterator[None]:
-        self._here.inside = True
-        try:
-            yield
-        finally:
-            self._here.inside = False
 
     # What a Work asks.
 
@@ -212,12 +205,7 @@ class StreamQueue:
 
     def reached(self, mark: Mark, seconds: float) -> bool:
         """Wait until the device has come past a call, or it has failed, for so long at most."""
-        deadline = time.monotonic() + seconds
-        while not self.done(mark) and mark.failure is None:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL)
-        return True
+        return poll(lambda: self.done(mark) or mark.failure is not None, seconds)
 
     def verified(self, mark: Mark) -> bool:
         """Whether a call that the device has come past went well, by what its kernels report now."""
@@ -268,9 +256,4 @@ class StreamQueue:
             return False
 
     def _all_done(self, waiting: list[Mark], seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while not all(self.done(mark) for mark in waiting):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL)
-        return True
+        return poll(lambda: all(self.done(mark) for mark in waiting), seconds)

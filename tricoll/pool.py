@@ -214,8 +214,15 @@ def _attempt(work: bytes, store: dist.Store, rank: int, nprocs: int) -> Any:
             error.add_note("".join(traceback.format_exception(error)).rstrip())
         return error.with_traceback(None)
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        _leave_torch_distributed()
+
+
+def _leave_torch_distributed() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # An init_process_group that failed has used up a name all the same, and DTensor remembers the names of groups by
+    # their ranks alone: in the next world, which has the same ranks, it would look for a group of this one.
+    dist.distributed_c10d._world.group_count = 0
 
 
 def _dumps(outcome: Any) -> bytes:

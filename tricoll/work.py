@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -172,7 +173,28 @@ class Work(dist.Work):
             promise.set_result(None)
 
 
-class Queue:
+class Turns:
+    """What the queues of a communicator have in common: a call may consist of others, which do not take a turn."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+        at_exit(self)
+
+    @property
+    def inside(self) -> bool:
+        """Whether this thread is carrying out a call or its callbacks: calls made now belong to it."""
+        return getattr(self._here, "inside", False)
+
+    @contextlib.contextmanager
+    def _carrying_out(self) -> Iterator[None]:
+        self._here.inside = True
+        try:
+            yield
+        finally:
+            self._here.inside = False
+
+
+class Queue(Turns):
     """Carries out a communicator's calls in the order in which they were made, on threads that come and go.
 
     A call with a *lane* (send to one rank, receive from one) is ordered among those of its lane only, so that a rank
@@ -184,6 +206,7 @@ class Queue:
 
     def __init__(self, late: Callable[[], list[int]], stop: Callable[[], None], asynchronous: bool) -> None:
         """``late``: the ranks that have not begun this rank's current collective; the others as a fabric's."""
+        super().__init__()
         self._late, self._stop, self._asynchronous = late, stop, asynchronous
         self._turn = threading.Condition()
         self._calls: list[Work] = []  # not finished
@@ -192,13 +215,6 @@ class Queue:
         self._closed, self._stopped = False, ""
         self.exposed = 0.0  # seconds for which callers were held up
         self.cut_short = False  # whether a collective was given up in the middle
-        self._here = threading.local()
-        at_exit(self)
-
-    @property
-    def inside(self) -> bool:
-        """Whether this thread is carrying out a call or its callbacks: calls made now belong to it."""
-        return getattr(self._here, "inside", False)
 
     @property
     def empty(self) -> bool:
@@ -332,13 +348,12 @@ class Queue:
                 self._idle += 1
 
     def _carry_out(self, work: Work) -> None:
-        self._here.inside = True
         try:
-            work.carry_out()
-            if work.lane is None:
-                work.announce()
+            with self._carrying_out():
+                work.carry_out()
+                if work.lane is None:
+                    work.announce()
         finally:
-            self._here.inside = False
             with self._turn:
                 self._calls.remove(work)
                 self._turn.notify_all()

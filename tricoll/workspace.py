@@ -1,14 +1,16 @@
-"""The symmetric memory of a communicator: the shape of its links, and which family of algorithms has which part."""
+"""The memory of a communicator: which family of algorithms has which part of it, and what is in it between calls."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from . import dispatch
+from .fabric.base import Fabric, Heap
 from .kernels import link
-
-CPU = dispatch.Settings(mapped=True, channels=1, slots=4, slot_bytes=1 << 20, window=2, block=1 << 14)
 
 
 @dataclass(frozen=True)
@@ -38,51 +40,43 @@ def parts(world_size: int, s: dispatch.Settings) -> dict[str, Part]:
     return result
 
 
-def settings_for(
-    link: str = "auto",
-    channels: int | None = None,
-    slots: int | None = None,
-    slot_bytes: int | None = None,
-    window: int | None = None,
-    block: int | None = None,
-    node_size: int | None = None,
-    reproducible: bool | None = None,
-    base: dispatch.Settings = CPU,
-) -> dispatch.Settings:
-    """The shape of the links: what is given, else the environment's ``TRICOLL_...``, else ``base``."""
+class Workspace:
+    """What one rank's kernels have from call to call: the heap, which others write to, and counters and status blocks
+    of their own."""
 
-    def choose(name: str, given: int | None, default: int) -> int:
-        text = os.environ.get(f"TRICOLL_{name.upper()}")
-        try:
-            return given if given is not None else int(text) if text else default
-        except ValueError:
-            raise ValueError(f"TRICOLL_{name.upper()} is {text!r}, not a number") from None
+    def __init__(self, fabric: Fabric, settings: dispatch.Settings, agreed: Mapping[str, Any]) -> None:
+        """Collective. ``agreed``: what must be the same on all ranks."""
+        self.world_size, self.settings = fabric.world_size, settings
+        self.parts = parts(fabric.world_size, settings)
+        counters = sum(part.counters for part in self.parts.values())
+        self.heap: Heap | None = None  # in a world of one
+        if fabric.world_size > 1:
+            self.heap = fabric.allocate(sum(part.words for part in self.parts.values()) * 8, agreed)
+        self.counters = torch.zeros(counters, dtype=torch.int64, device=fabric.device)
+        self.status = torch.zeros(settings.channels, link.STATUS_WORDS, dtype=torch.int64, device=fabric.device)
 
-    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", "mapped" if base.mapped else "put")
-    if link not in ("mapped", "put"):
-        raise ValueError(f"link is {link!r}; it can be 'auto', 'mapped' or 'put'")
-    result = dispatch.Settings(
-        mapped=link == "mapped",
-        channels=choose("channels", channels, base.channels),
-        slots=choose("slots", slots, base.slots),
-        slot_bytes=choose("slot_bytes", slot_bytes, base.slot_bytes),
-        window=choose("window", window, base.window),
-        block=choose("block", block, base.block),
-        node_size=choose("node_size", node_size, base.node_size),
-        reproducible=bool(choose("reproducible", reproducible, 0)),
-    )
-    check_settings(result)
-    return result
+    def senders(self) -> list[int]:
+        """The ranks of which a message waits here, among those that :meth:`.Communicator.send` sends."""
+        assert self.heap is not None
+        part, s, n = self.parts["direct"], self.settings, self.world_size
+        found = []
+        for r in range(n):  # the ready words and counters of a net: see kernels/link.py
+            k = int(self.counters[part.counter + (1 + n + r) * s.channels])
+            word = int(self.heap.words[part.start + 16 * (1 + 2 * r * s.channels) + k % s.slots])
+            if word >> 24 > k // s.slots:
+                found.append(r)
+        return found
 
+    def abort_words(self) -> list[torch.Tensor]:
+        """Those in which kernels are told to give up."""
+        if self.heap is None:
+            return []
+        return [self.heap.words[part.start : part.start + 1] for part in self.parts.values()]
 
-def check_settings(s: dispatch.Settings) -> None:
-    if s.channels < 1 or s.window < 1:
-        raise ValueError(f"channels is {s.channels} and window is {s.window}; both must be at least 1")
-    if not s.window < s.slots <= link.MAX_SLOTS:
-        raise ValueError(f"slots is {s.slots}; it must be more than window ({s.window}) and at most {link.MAX_SLOTS}")
-    if s.slot_bytes < 128 or s.slot_bytes % 128:
-        raise ValueError(f"slot_bytes is {s.slot_bytes}; it must be a positive multiple of 128")
-    if s.node_size < 0:
-        raise ValueError(f"node_size is {s.node_size}; it must be positive, or 0 for one node")
-    if s.block < 16 or s.block & (s.block - 1):
-        raise ValueError(f"block is {s.block}; it must be a power of two, at least 16")
+    def clear(self) -> None:
+        """Make it as it was at the start. Nobody may be sending."""
+        assert self.heap is not None
+        for part in self.parts.values():
+            self.heap.words[part.start : part.start + part.flags].zero_()
+        self.counters.zero_()
+        self.status.zero_()

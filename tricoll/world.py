@@ -21,7 +21,7 @@ from .fabric import nvshmem, sim
 from .fabric.agree import exchange
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
-from .workspace import CPU, settings_for
+from .settings import CPU, settings_for
 
 if TYPE_CHECKING:
     from .fabric.pes import Job

@@ -11,12 +11,13 @@ import torch
 from enqueued import Stream, Streams, over, poll
 
 import tricoll
-from tricoll import cost, gpu, testing, workspace
+from tricoll import cost, gpu, testing
 from tricoll.communicator import Communicator
 from tricoll.fabric import cuda, loopback
 from tricoll.fabric.cpu import convert
 from tricoll.fabric.host import HostProgram
 from tricoll.kernels import jit
+from tricoll.settings import settings_for
 
 
 class Cpu:
@@ -57,7 +58,7 @@ class Cpu:
 
 
 def run(fn, n, *args, timeout=20.0, below=None, **settings):
-    chosen = replace(workspace.settings_for(**{"channels": 2, "slot_bytes": 1024, **settings}), multicast=False)
+    chosen = replace(settings_for(**{"channels": 2, "slot_bytes": 1024, **settings}), multicast=False)
     connect = lambda fabric: Communicator(fabric, chosen, timeout, False, cost.load_profile("nvlink"))
     return loopback.run(fn, n, args, timeout, connect, below or Cpu())
 

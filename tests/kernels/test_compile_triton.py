@@ -1,6 +1,6 @@
 """Every kernel compiles with the Triton that is installed, for both kinds of link: in the run with the oldest, too.
 
-The whole gate is in tests/test_compile.py, which runs with the newest only.
+The whole gate is in tests/compiled/test_gates.py, which runs with the newest only.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from tricoll import bitcode, compile
+from tricoll import bitcode, compile, gates
 
 VARIANTS = [*compile.catalogue((90,), ("mapped", "put")), *compile.catalogue((80,), ("mapped",))]
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.timeout(600)  # the first test waits for compilers that
 
 @pytest.fixture(scope="module")
 def builds(request):
-    """The binaries that the tests ask for, in the part of Triton's cache that tests/test_compile.py uses."""
+    """The binaries that the tests ask for, in the part of Triton's cache that the tests of tests/compiled use."""
     calls = [item.callspec for item in request.session.items if item.path == request.path]
     sources = sorted(Path(importlib.import_module("tricoll.kernels").__file__).parent.glob("*.py"))
     text = b"".join(path.read_bytes() for path in sources)
@@ -40,4 +40,4 @@ def builds(request):
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_compiles_and_passes_every_gate(variant, builds):
-    assert builds[variant].result().problems == []
+    assert gates.problems(builds[variant].result()) == []

@@ -6,6 +6,7 @@ import torch
 import tricoll
 from tricoll import calls, testing
 from tricoll.kernels import flagged
+from tricoll.tensors import as_dtype
 
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
 N, SLOTS = 3, 2
@@ -25,12 +26,12 @@ def values(numel, k):
 
 def go_to(comm, generation):
     """Put the communicator where the next message of every channel has this generation. All ranks do it together."""
-    comm._control.meet()
-    part = comm._parts["flagged"]
+    comm._executor.control.meet()
+    part = comm._executor.workspace.parts["flagged"]
     channels = comm._settings.channels
     first = part.counter + channels
-    comm._counters[first : first + channels] = (generation - 1) * SLOTS
-    comm._control.meet()
+    comm._executor.workspace.counters[first : first + channels] = (generation - 1) * SLOTS
+    comm._executor.control.meet()
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_words_in_any_order(simulate, wire, channels):
     for seed in range(10):
         results = simulate(work, N, seed=seed, channels=channels, **SMALL).results
         for k, x in enumerate(inputs):
-            testing.check_all_reduce([r[k] for r in results], x, "sum", calls.as_dtype(wire), "one_shot")
+            testing.check_all_reduce([r[k] for r in results], x, "sum", as_dtype(wire), "one_shot")
 
 
 @tiles_

@@ -13,7 +13,7 @@ import torch
 from streams import FP32, ROWED, Step, callable_in, played
 
 import tricoll
-from tricoll import testing, workspace
+from tricoll import testing
 from tricoll.fabric import sim
 from tricoll.kernels import direct, exchange, flagged, group, hierarchical, link, multimem, ring, rooted, tiles, tree
 
@@ -122,7 +122,7 @@ def left_alone(kind, n, absent, seed):
             return None
         with pytest.raises(tricoll.PeerFailure) as caught:
             comm.all_reduce(torch.ones(200), algo="ring")
-        return str(caught.value), comm._status[0].tolist()
+        return str(caught.value), comm._executor.workspace.status[0].tolist()
 
     results = tricoll.simulate(calls, n, seed=seed, link=kind, slots=2, window=1, slot_bytes=1024).results
     return {rank: result for rank, result in enumerate(results) if rank != absent}
@@ -199,7 +199,7 @@ class Impatient(NamedTuple):
                     options = {} if collective == "all_to_all" else {"algo": algorithm}
                     with pytest.raises(tricoll.PeerFailure):
                         getattr(comm, collective)(torch.ones(8 * n), **options)
-                    return comm._status[0].tolist()
+                    return comm._executor.workspace.status[0].tolist()
 
                 options = {"node_size": 2, "slots": 2, "window": 1, "slot_bytes": 1024}
                 status = [s for s in tricoll.simulate(work, n, seed=seed, link=kind, **options).results if s]
@@ -724,6 +724,6 @@ def test_as_many_slots_as_pieces_go_round_would_deadlock(monkeypatch, kind, wind
     settings = {"link": kind, "window": window, "slots": window, "slot_bytes": 128}
     with pytest.raises(ValueError, match="must be more than window"):
         tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000), algo="ring"), 3, **settings)
-    monkeypatch.setattr(workspace, "check_settings", lambda settings: None)
+    monkeypatch.setattr("tricoll.settings.check_settings", lambda settings: None)
     with pytest.raises(tricoll.CollectiveTimeout, match="waited for a free slot"):
         tricoll.simulate(lambda c: c.all_reduce(torch.ones(1000), algo="ring"), 3, **settings)

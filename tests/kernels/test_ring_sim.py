@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import tricoll
 from tricoll import LinkProfile, dispatch, oracle, testing
+from tricoll.settings import settings_for
 from tricoll.testing import Guarded, Layout
-from tricoll.workspace import settings_for
 
 pytestmark = [
     # Infinities and NaN are among the values; NumPy, which is under Triton's interpreter, warns of them.
@@ -298,8 +298,8 @@ def test_messages_sent(simulate, link):
 
 def age(comm, messages, channels, slots):
     """Put a communicator's links where they are after this many messages a channel, with nothing on its way."""
-    comm._counters[channels : 2 * channels] = messages
-    words = comm._heap.words
+    comm._executor.workspace.counters[channels : 2 * channels] = messages
+    words = comm._executor.workspace.heap.words
     for channel, slot in itertools.product(range(channels), range(slots)):
         last = messages - 1 - (messages - 1 - slot) % slots  # the last message that used this slot
         word = (last // slots + 1) << 24 | 0xABCDEF  # of some other call
@@ -329,7 +329,7 @@ def test_generations_cross_powers_of_two(simulate, boundary, slots, link, tiles)
         age(comm, start, channels, slots)
         meet(comm)
         results = [comm.all_reduce(x[comm.rank].clone(), algo="ring") for x in inputs]
-        return results, comm._counters[channels : 2 * channels].tolist()
+        return results, comm._executor.workspace.counters[channels : 2 * channels].tolist()
 
     simulation = simulate(every_call, n, link=link, tiles=tiles, seed=slots, **options)
     for i, x in enumerate(inputs):
@@ -339,7 +339,7 @@ def test_generations_cross_powers_of_two(simulate, boundary, slots, link, tiles)
 
 def meet(comm):
     """Return when all ranks are here."""
-    comm._control.meet()
+    comm._executor.control.meet()
 
 
 # Order.

@@ -59,6 +59,7 @@ def compile_kernels(
     """
     from .. import bitcode
     from ..compile import LINKS, build_all, catalogue
+    from ..gates import problems
 
     archs = sorted(set(arch or _local_archs()))
     links = list(dict.fromkeys(link or LINKS))
@@ -95,8 +96,8 @@ def compile_kernels(
     if markdown:
         markdown.parent.mkdir(parents=True, exist_ok=True)
         markdown.write_text(_markdown(done))
-    if problems := [problem for compiled in done for problem in compiled.problems]:
-        typer.echo("\n".join(problems), err=True)
+    if said := [problem for compiled in done for problem in problems(compiled)]:
+        typer.echo("\n".join(said), err=True)
         raise typer.Exit(1)
 
 
@@ -148,6 +149,8 @@ def _per_access(c: Compiled) -> str:
 def _show(done: list[Compiled]) -> None:
     from rich.table import Table
 
+    from ..gates import problems
+
     table = Table(
         box=None, padding=(0, 1, 0, 0), caption="Registers, and bytes of stack, are a thread's. Nothing was run."
     )
@@ -157,12 +160,13 @@ def _show(done: list[Compiled]) -> None:
     table.add_column("checks")
     for c in done:
         row = _row(c)
-        table.add_row(str(c.variant), *row[5:7], row[8], f"{c.seconds:.1f}", "failed" if c.problems else "passed")
+        table.add_row(str(c.variant), *row[5:7], row[8], f"{c.seconds:.1f}", "failed" if problems(c) else "passed")
     console().print(table)
 
 
 def _markdown(done: list[Compiled]) -> str:
-    from ..compile import GPU, WARPS, WORLD_SIZE
+    from ..compile import WORLD_SIZE
+    from ..gpu import GPU, WARPS
 
     tools = []
     for package in ("triton", "nvidia-nvshmem-cu13", "nvidia-nvshmem-cu12"):

@@ -8,13 +8,14 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from .. import cost, workspace
+from .. import cost
 from ..fabric import cpu
+from ..settings import settings_for
 from ..units import show_bytes
 from .finding import Finding
 from .machine import ROOT
 
-# What each does, in a few words. tests/test_doctor.py holds this to what tricoll's code reads.
+# What each does, in a few words. tests/doctor/test_environment.py holds this to what tricoll's code reads.
 TRICOLL = {
     "TRICOLL_BLOCK": "elements a pass of the bulk loop",
     "TRICOLL_CACHE_DIR": "where the reduced NVSHMEM bitcode is kept",
@@ -86,7 +87,7 @@ def variables(root: Path = ROOT) -> Iterator[Finding]:
 def settings() -> Iterator[Finding]:
     """What becomes of the variables: the shape of the links, or why there is none."""
     try:
-        s, tiles = workspace.settings_for(), cpu.tiles()
+        s, tiles = settings_for(), cpu.tiles()
     except ValueError as error:
         yield Finding("settings", str(error), "problem", "tricoll.init() and tricoll.simulate() fail until it is right")
         return

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .. import workspace
 from ..fabric import host
+from ..settings import settings_for
 from ..units import show_bytes
 from .finding import Finding, read
 
@@ -150,7 +151,7 @@ def shared_memory() -> Iterator[Finding]:
 
 def heap_bytes(world_size: int) -> int:
     """What a rank's heap takes on the host fabric. ValueError if the environment's settings are wrong."""
-    settings = workspace.settings_for()
+    settings = settings_for()
     settings = dataclasses.replace(settings, multicast=settings.mapped and host.HostFabric.multicast)
     return 8 * sum(part.words for part in workspace.parts(world_size, settings).values())
 

@@ -1,11 +1,13 @@
-"""What ranks tell each other outside of kernels, in the store in which they have met."""
+"""What ranks tell each other outside of kernels: what fabrics share of it, and a board in the store where they met."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
+SLOTS, SLOT_BYTES = 8, 4096  # of a board in memory: a number, a length, and text
+LEFT = SLOTS - 1  # the slot in which a rank says, when it closes, 1 + the number of calls that it took part in
 NAP = 0.005  # seconds between two looks of a rank that waits: each is a question to the store
 
 
@@ -34,11 +36,22 @@ class StoreBoard:
         return f"board/{rank}/{slot}"
 
 
-def pause(until: Callable[[], bool], timeout: float, over: Callable[[], bool]) -> bool:
-    """Look until a condition holds. False if it does not within ``timeout`` seconds, or if it is ``over`` before."""
+def gone(left: Iterable[int], sequence: int, ended: Collection[int] = ()) -> list[int]:
+    """The ranks that will take no part in call ``sequence``. ``left``: what each has in slot LEFT, 0 if nothing;
+    ``ended``: those whose processes or threads have ended, with or without a word."""
+    numbers = list(left)
+    early = {r for r, number in enumerate(numbers) if 0 < number <= sequence}
+    return sorted(early | {r for r in ended if not numbers[r]})
+
+
+def pause(until: Callable[[], bool], timeout: float, over: Callable[[], bool], nap: float = NAP) -> bool:
+    """Look until a condition holds. False if it does not within ``timeout`` seconds, or if it is ``over`` before.
+
+    ``nap``: seconds between two looks.
+    """
     deadline = time.monotonic() + timeout
     while not until():
         if over() or time.monotonic() > deadline:
             return until()
-        time.sleep(NAP)
+        time.sleep(nap)
     return True

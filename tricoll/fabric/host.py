@@ -25,13 +25,12 @@ from tricoll.errors import HeapExhausted, PeerFailure
 
 from .agree import check_same, exchange
 from .base import Heap
+from .board import LEFT, SLOT_BYTES, SLOTS, gone
 from .cpu import address, integer, load_word, peek_word, store_word
 from .cpu_rank import RankFabric, RankProgram, Scratch
 from .processes import Processes
 
 SHM = "/dev/shm"
-SLOTS, SLOT_BYTES = 8, 4096  # of the board: a number, a length, and text
-LEFT = SLOTS - 1  # the board slot in which a rank says, when it closes, how many calls it took part in
 
 
 class HostProgram(RankProgram):
@@ -117,10 +116,8 @@ class HostFabric(RankFabric):
     # The others.
 
     def dead(self) -> list[int]:
-        gone = self._processes.gone()
-        left = {r: count - 1 for r, board in enumerate(self._board) if (count := peek_word(board + LEFT * SLOT_BYTES))}
-        early = {r for r, calls in left.items() if calls < self.sequence}
-        return sorted(early | gone - left.keys())
+        left = (peek_word(board + LEFT * SLOT_BYTES) for board in self._board)
+        return gone(left, self.sequence, self._processes.gone())
 
     def quiet(self) -> None:
         """Puts are copies here, and have arrived."""

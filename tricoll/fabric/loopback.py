@@ -25,9 +25,9 @@ from tricoll.errors import CollectiveError, CollectiveTimeout, PeerFailure
 from . import cuda
 from .agree import check_same
 from .base import Counters, Heap, Streams
+from .board import LEFT, gone, pause
 from .cuda import unavailable as unavailable
 
-LEFT = 7  # the board slot in which a rank says, when it closes, how many calls it took part in
 NAP = 0.0005  # seconds between two looks at the board
 
 
@@ -229,17 +229,10 @@ class LoopbackFabric:
         return self.meeting.board.get((rank, slot), (0, ""))
 
     def pause(self, until: Callable[[], bool], timeout: float) -> bool:
-        deadline = time.monotonic() + timeout
-        while not until():
-            if self.stopped or self.dead() or time.monotonic() > deadline:
-                return until()
-            time.sleep(NAP)
-        return True
+        return pause(until, timeout, lambda: self.stopped or bool(self.dead()), NAP)
 
     def dead(self) -> list[int]:
-        left = {r: count - 1 for r in self._all if (count := self.peek(r, LEFT)[0])}
-        early = {r for r, calls in left.items() if calls < self.sequence}
-        return sorted(early | self.meeting.ended - left.keys())
+        return gone((self.peek(r, LEFT)[0] for r in self._all), self.sequence, self.meeting.ended)
 
     def stop(self) -> None:
         self.stopped = True

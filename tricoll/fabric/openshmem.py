@@ -20,6 +20,7 @@ import torch
 
 from . import oshmem, pes
 from .base import Heap
+from .board import LEFT, gone
 from .cpu import address, integer, peek_word
 from .cpu_rank import RankFabric, RankProgram, Scratch
 
@@ -128,8 +129,7 @@ class OpenshmemFabric(RankFabric):
         """The ranks that have closed. There are no others: the launcher ends all PEs when one dies."""
         if self._board is None:
             return []
-        left = [self._board.peek(r, pes.LEFT)[0] for r in range(self.world_size)]
-        return [r for r, count in enumerate(left) if count and count - 1 < self.sequence]
+        return gone((self._board.peek(r, LEFT)[0] for r in range(self.world_size)), self.sequence)
 
     def post(self, slot: int, sequence: int, text: str) -> None:
         assert self._board is not None
@@ -148,5 +148,5 @@ class OpenshmemFabric(RankFabric):
         self.heaps = []
         self.scratch = Scratch()
         if self._board is not None and self.library.usable:
-            self.post(pes.LEFT, 1 + self.sequence, "")
+            self.post(LEFT, 1 + self.sequence, "")
             self.job.give_back(self._number, (self._board, self._words))

@@ -18,10 +18,9 @@ from tricoll.errors import CollectiveError, CollectiveTimeout, HeapExhausted, Pe
 
 from . import oshmem
 from .agree import check_same
+from .board import LEFT, SLOT_BYTES, SLOTS
 from .cpu import peek_word, store_word
 
-SLOTS, SLOT_BYTES = 8, 4096  # of a board: a number, a length, and text
-LEFT = SLOTS - 1  # the board slot in which a rank says that it has left
 KEPT = 64  # posts whose text is kept, since it may be on its way: more than there can be before others have read some
 LISTED = 100  # pieces of memory that a PE lists as given back, so that the list fits into a slot
 ASK, AGREE, READY = 0, 1, 2  # what PEs say to each other to allocate something

@@ -4,24 +4,22 @@ Every rank and every channel of every rank is a greenlet. It runs until it waits
 scheduler draws who goes on, from a seed. With ``delivery="adversarial"`` a put is delivered late and out of order, its
 source read only at delivery; stores to a mapped peer stay invisible until a flag is released after a CTA barrier; and
 reading or handing on data without the barrier that the threads of a CTA would need is an error. What it can not show
-is a missing acquire or release in the machine code: for that, see the compile gate.
+is a missing acquire or release in the machine code: for that, see :mod:`tricoll.gates`. With ``delivery="prompt"``,
+puts arrive at once and whoever is earliest by the clock goes on: nothing depends on the seed.
 
-Time is virtual: each channel has a clock; a rank has a port to its node and one to other nodes, through which its
-messages leave one after the other, to arrive ``bytes / beta + alpha`` later (whatever else arrives there). When nobody
-can go on, the waiting programs are told at once that they have timed out.
+Time is virtual, see :mod:`.virtual_time`. When nobody can go on, the waiting programs are told at once that they have
+timed out.
 """
 
 from __future__ import annotations
 
-import ctypes
-import random
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from greenlet import getcurrent, greenlet
 
 from tricoll.errors import CollectiveError, CollectiveTimeout, MemoryModelViolation
 from tricoll.kernels import jit, link
@@ -29,107 +27,8 @@ from tricoll.kernels.jit import Kernel, Pointer
 
 from .base import Counters, Event, Heap, LinkProfile
 from .cpu import CpuProgram, address, byte_heap, convert, integer, interpreting, store_word, tiles
-
-MAX_EVENTS = 1_000_000
-
-
-@dataclass
-class Put:
-    """A put that has started and has not arrived."""
-
-    rank: int
-    dest: int
-    source: int
-    nbytes: int
-    flag: int  # 0: none
-    word: int
-    data: Any = None  # keeps the source alive, if it is nobody's memory
-
-
-class Task:
-    """A greenlet and what it waits for."""
-
-    def __init__(self, name: str, body: Callable[[], None], parent: greenlet) -> None:
-        self.name = name
-        self.greenlet = greenlet(body, parent)
-        self.ready: Callable[[], bool] | None = None
-        self.give_up = False  # set by the scheduler when nobody can go on
-        self.bound: Any = None  # the program that device functions act for while this task runs
-
-
-class Scheduler:
-    """Draws which task runs next and which put arrives next."""
-
-    def __init__(self, seed: int, adversarial: bool) -> None:
-        self.random = random.Random(seed)
-        self.adversarial = adversarial
-        self.tasks: list[Task] = []
-        self.puts: list[Put] = []
-        self.current: Task | None = None
-        self.main = getcurrent()
-        self.deadlock: list[str] = []
-        self.paces: dict[str, float] = {}
-
-    def spawn(self, name: str, body: Callable[[], None]) -> Task:
-        task = Task(name, body, self.main)
-        self.tasks.append(task)
-        return task
-
-    def step_aside(self) -> None:
-        """Let others run, perhaps."""
-        if self.adversarial:
-            self.block(lambda: True)
-
-    def block(self, ready: Callable[[], bool]) -> bool:
-        """Run others until ``ready()``. False if nobody can go on."""
-        task = self.current
-        assert task is not None
-        task.ready, task.give_up, task.bound = ready, False, jit.bind(None)
-        self.main.switch()
-        jit.bind(task.bound)
-        task.ready = None
-        return not task.give_up
-
-    def run(self) -> None:
-        # How eager puts are to arrive, and how slow a task is, differ from seed to seed: what goes wrong only when
-        # ranks are far apart does not show under a fair draw.
-        eager = self.random.choice((0.02, 0.1, 0.4, 0.8)) if self.adversarial else 0.4
-        while self.tasks:
-            runnable = [t for t in self.tasks if t.ready is None or t.ready()]
-            if self.puts and (not runnable or self.random.random() < eager):
-                self.deliver(self.random.randrange(len(self.puts)))
-            elif runnable:
-                self.switch(self.random.choices(runnable, [self.pace(t) for t in runnable])[0])
-            else:
-                self.deadlock = self.deadlock or [t.name for t in self.tasks]
-                for task in self.losers():
-                    task.give_up = True
-                    self.switch(task)
-        while self.puts:
-            self.deliver(0)
-
-    def pace(self, task: Task) -> float:
-        """How often a task is drawn, compared with others."""
-        if task.name not in self.paces:
-            self.paces[task.name] = self.random.choice((1.0, 1.0, 0.02)) if self.adversarial else 1.0
-        return self.paces[task.name]
-
-    def losers(self) -> list[Task]:
-        """Whose waits time out when nobody can go on."""
-        return list(self.tasks)
-
-    def switch(self, task: Task) -> None:
-        self.current = task
-        task.greenlet.switch()
-        if task.greenlet.dead:
-            self.tasks.remove(task)
-
-    def deliver(self, index: int) -> None:
-        put = self.puts.pop(index)
-        if put.nbytes:
-            ctypes.memmove(put.dest, put.source, put.nbytes)
-        if put.flag:
-            store_word(put.flag, put.word)
+from .scheduler import Put, Scheduler
+from .virtual_time import VirtualTime
 
 
 class World:
@@ -148,45 +47,11 @@ class World:
             raise ValueError(f"delivery is {delivery!r}; it can be 'adversarial' or 'prompt'")
         self.size = size
         self.scheduler = Scheduler(seed, delivery == "adversarial")
-        links = profile if isinstance(profile, Mapping) else {"intra": profile or LinkProfile()}
-        self.intra, self.inter = links["intra"], links.get("inter", links["intra"])
-        self.node_size = node_size or size
+        self.time = VirtualTime(size, profile, node_size)
         self.interpreted = tiles(choice) == "triton"
         self.board: dict[tuple[int, int], tuple[int, str]] = {}
         self.heaps: list[list[torch.Tensor]] = [[] for _ in range(size)]  # per rank, in order of allocation
         self.left = [sys.maxsize] * size  # in how many calls a rank had taken part when it ended
-        self.busy: dict[tuple[int, bool], float] = {}  # when a rank's port, inside its node or out, is free again
-        self.arrival: dict[int, tuple[float, int]] = {}  # when the last flag in a word arrived, and from whom
-        self.clock: dict[tuple[int, int], float] = {}  # of a rank's channel
-        self.trace: list[Event] = []
-        self.gave_up: set[tuple[int, int]] = set()  # ranks and channels
-
-    def link(self, source: int, target: int) -> LinkProfile:
-        return self.intra if source // self.node_size == target // self.node_size else self.inter
-
-    def send(self, kind: str, rank: int, channel: int, peer: int, nbytes: int, flag: int, shown: bool = True) -> float:
-        """Account for a message; returns when the sender is through with it. ``shown``: in the trace."""
-        now, link = self.clock[rank, channel], self.link(rank, peer)
-        port = rank, rank // self.node_size == peer // self.node_size
-        start = max(now, self.busy.get(port, 0.0)) if nbytes else now
-        end = start + nbytes / link.beta
-        if nbytes:
-            self.busy[port] = end
-        self.arrival[flag] = end + link.alpha, rank
-        if shown:
-            self.record(Event(kind, rank, channel, peer, nbytes, start, end, end + link.alpha))
-        return end
-
-    def record(self, event: Event) -> None:
-        if len(self.trace) < MAX_EVENTS:
-            self.trace.append(event)
-
-    def stuck(self, rank: int, channel: int, peer: int, note: str) -> None:
-        """A program has given up waiting. What that brings about, on the same rank, is not recorded."""
-        if (rank, channel) not in self.gave_up:
-            self.gave_up.add((rank, channel))
-            now = self.clock.get((rank, channel), 0.0)
-            self.record(Event("stuck", rank, channel, peer, 0, now, now, now, note))
 
 
 class SimProgram(CpuProgram):
@@ -246,8 +111,8 @@ class SimProgram(CpuProgram):
         if self.looked and not nbytes:
             self.violation("frees a slot that other threads may still be reading: no CTA barrier after the read")
         self.counters.add(nbytes)
-        key = (self.rank, self.channel)
-        self.world.clock[key] = self.world.send("store", *key, peer, nbytes, where, shown=not self.over)
+        self.scheduler.await_turn()
+        self.world.time.store(self.rank, self.channel, peer, nbytes, where, shown=not self.over)
         self.flush()
         store_word(where, word)
         self.scheduler.step_aside()
@@ -256,8 +121,8 @@ class SimProgram(CpuProgram):
         assert dest.pe is not None
         if nbytes >= 0:
             self.counters.add(nbytes)
-            key = (self.rank, self.channel)
-            self.world.clock[key] = self.world.send("store", *key, dest.pe, 2 * nbytes, dest.address)
+            self.scheduler.await_turn()
+            self.world.time.store(self.rank, self.channel, dest.pe, 2 * nbytes, dest.address)
         # Words arrive in any order: here, in a few parts.
         parts = self.scheduler.random.choice((1, 1, 2, 4)) if self.scheduler.adversarial else 1
         step = -(-words.numel() // parts)
@@ -285,7 +150,8 @@ class SimProgram(CpuProgram):
         pe = integer(pe)
         self.counters.add(nbytes)
         where = self.elsewhere(flag, pe)
-        self.world.send(kind, self.rank, self.channel, pe, nbytes, where, shown=not self.over)
+        self.scheduler.await_turn()
+        self.world.time.send(kind, self.rank, self.channel, pe, nbytes, where, shown=not self.over)
         put = Put(self.rank, self.elsewhere(dest, pe), address(source), nbytes, where, integer(word))
         self.scheduler.puts.append(put)
         if self.scheduler.adversarial:
@@ -310,11 +176,7 @@ class SimProgram(CpuProgram):
         return self.scheduler.block(over)
 
     def seen(self, flag: int) -> None:
-        key = (self.rank, self.channel)
-        now, (arrival, sender) = self.world.clock[key], self.world.arrival.get(flag, (0.0, -1))
-        if arrival > now:
-            self.world.clock[key] = arrival
-            self.world.record(Event("wait", self.rank, self.channel, sender, 0, now, arrival, arrival))
+        self.world.time.wait(self.rank, self.channel, flag)
 
 
 class SimFabric:
@@ -345,7 +207,7 @@ class SimFabric:
     def launch(self, kernel: Kernel, channels: int, arguments: dict[str, Any]) -> None:
         converted = convert(kernel, arguments, self.world.interpreted)
         errors: list[BaseException] = []
-        start = max((self.world.clock.get((self.rank, c), 0.0) for c in range(channels)), default=0.0)
+        self.world.time.meet(self.rank, channels)
 
         def body(program: SimProgram) -> Callable[[], None]:
             def run() -> None:
@@ -363,15 +225,13 @@ class SimFabric:
 
         tasks = []
         for c in range(channels):
-            self.world.clock[self.rank, c] = start
             program = SimProgram(self.world, c, self.rank, self.heaps, self.counters)
-            tasks.append(self.world.scheduler.spawn(f"rank {self.rank} channel {c}", body(program)))
+            clock = functools.partial(self.world.time.of, self.rank, c)
+            tasks.append(self.world.scheduler.spawn(f"rank {self.rank} channel {c}", body(program), clock))
         while not all(t.greenlet.dead for t in tasks):
             self.world.scheduler.block(lambda: all(t.greenlet.dead for t in tasks))
         self._record_stuck(arguments.get("status"))
-        end = max(self.world.clock[self.rank, c] for c in range(channels))
-        for c in range(channels):
-            self.world.clock[self.rank, c] = end
+        self.world.time.meet(self.rank, channels)
         if errors:
             raise errors[0]
 
@@ -381,7 +241,9 @@ class SimFabric:
             code, peer, message, _, _, waits_for = words[:6]
             if code in (link.TIMED_OUT, link.ABORTED):
                 what = "data" if waits_for else "a free slot"
-                self.world.stuck(self.rank, channel, peer, f"waits for {what} from rank {peer} (message {message})")
+                self.world.time.stuck(
+                    self.rank, channel, peer, f"waits for {what} from rank {peer} (message {message})"
+                )
 
     def quiet(self) -> None:
         puts = self.world.scheduler.puts
@@ -398,8 +260,8 @@ class SimFabric:
     def pause(self, until: Callable[[], bool], timeout: float) -> bool:
         if self.world.scheduler.block(until) and until():
             return True
-        if not any(rank == self.rank for rank, _ in self.world.gave_up):  # else it asks the others why
-            self.world.stuck(self.rank, 0, -1, "waits for other ranks, outside of a kernel")
+        if not self.world.time.gave_up(self.rank):  # else it asks the others why
+            self.world.time.stuck(self.rank, 0, -1, "waits for other ranks, outside of a kernel")
         return False
 
     def dead(self) -> list[int]:
@@ -461,7 +323,8 @@ def simulate(
         return run
 
     for rank in range(world_size):
-        world.scheduler.spawn(f"rank {rank}", body(rank))
+        # Between kernels, all channels of a rank have one clock.
+        world.scheduler.spawn(f"rank {rank}", body(rank), functools.partial(world.time.of, rank, 0))
     if world.interpreted:
         from tricoll.kernels import ring
 
@@ -476,6 +339,6 @@ def simulate(
         )
         if hasattr(error, "add_note"):
             error.add_note(f"in the simulation: rank {rank} of {world_size}, seed {seed}")
-        error.trace = world.trace  # type: ignore[attr-defined]
+        error.trace = world.time.trace  # type: ignore[attr-defined]
         raise error
-    return Simulation(results, stats, max(world.clock.values(), default=0.0), world.trace)
+    return Simulation(results, stats, world.time.latest(), world.time.trace)
