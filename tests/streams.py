@@ -138,7 +138,9 @@ class Played:
         if step.collective == "scatter" and me != step.root:
             x = None
         result = getattr(comm, step.collective)(x, **options)
-        assert result is None or step.place == "new" or result is out, f"{step.name}: not the tensor that was given"
+        if step.place != "new" and result is not None:
+            given = x if step.collective == "reduce" and me != step.root else out
+            assert result is given, f"{step.name}, rank {me}: not the tensor that was given"
         return result
 
     def check(self, results):

@@ -273,7 +273,7 @@ NOTICED = [
 
 
 def ask(api, name, **options):
-    ((_, verdict),) = verify.run(Threads(api, examples=25, **options), name)
+    ((_, verdict),) = verify.run(Threads(api, **{"examples": 25} | options), name)
     return verdict
 
 
@@ -293,6 +293,26 @@ def test_a_mistake_is_noticed(api, name, mark):
 
 def test_every_probe_has_a_mistake():
     assert {name for _, name, _ in NOTICED} == {p.name for p in verify.PROBES if not p.name.startswith("time:")}
+
+
+class NoBf16(Right):
+    def shares(self, *call):
+        if call[1].dtype == torch.bfloat16:
+            raise TypeError("no BF16")
+        return super().shares(*call)
+
+
+class NothingAtAll(Right):
+    def shares(self, *call):
+        raise TypeError("no such call")
+
+
+@pytest.mark.parametrize("name", ["values: -0.0", "exact: broadcast"])
+def test_what_is_refused_is_told(name):
+    """One dtype beside the others that are right; or all, and then that is the answer."""
+    verdict = ask(NoBf16, name, examples=100)
+    assert verdict.mark == "right" and "bfloat16" in verdict.text.partition("refused: ")[2]
+    assert ask(NothingAtAll, name).mark == "refused"
 
 
 class Told(verify.Session):

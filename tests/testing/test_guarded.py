@@ -22,6 +22,15 @@ def test_guarded_notices_writes_around_it(where, stride):
         guarded.check()
 
 
+@pytest.mark.parametrize("byte", range(4))
+def test_guarded_notices_a_single_byte(byte):
+    guarded = Guarded(torch.zeros(3))
+    place = (guarded.view.storage_offset() - 1) * 4 + byte
+    guarded.memory.view(-1)[place] ^= 1
+    with pytest.raises(AssertionError, match="the first is -1 elements from its start"):
+        guarded.check()
+
+
 @given(st.data())
 def test_layouts_hold_their_values(data):
     shape = data.draw(testing.shapes(data.draw(testing.numels(2, most=50))))
