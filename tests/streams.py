@@ -8,6 +8,7 @@ import itertools
 from typing import NamedTuple
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 
 import tricoll
@@ -136,7 +137,11 @@ class Played:
             options["out"] = x
         if step.collective == "scatter" and me != step.root:
             x = None
-        return getattr(comm, step.collective)(x, **options)
+        result = getattr(comm, step.collective)(x, **options)
+        if step.place != "new" and result is not None:
+            given = x if step.collective == "reduce" and me != step.root else out
+            assert result is given, f"{step.name}, rank {me}: not the tensor that was given"
+        return result
 
     def check(self, results):
         """Judge what all ranks returned: the bits, and that nothing else was written."""
@@ -201,6 +206,11 @@ def played(simulate, n, steps, node_size=None, **options):
 # What to draw.
 
 
+def examples(times):
+    """As many examples as the profile's, times this."""
+    return settings(max_examples=int(times * settings.default.max_examples))
+
+
 @st.composite
 def steps(draw, n, node_size, options, calls=None, most=600):
     """Strategy: any call that there is in a world whose links have these settings."""
@@ -228,6 +238,8 @@ def steps(draw, n, node_size, options, calls=None, most=600):
     if splits is not None and "in place" in places:
         places.remove("in place")
     place = draw(st.sampled_from(places))
+    if place == "in place" and collective in ROWED and not shape:
+        shape = (1,)
     layout, out_layout = draw(testing.layouts()), draw(testing.layouts())
     if place == "in place" and collective in ROWED:
         layout = Layout(layout.offset)  # a part of the other must be contiguous
@@ -256,6 +268,8 @@ def _cut(draw, n, collective, numel):
         return draw(testing.shapes(numel)), None, None
     rest = draw(st.sampled_from(((), (), (1,), (3,), (2, 2), (0,))))
     rows = numel // max(1, n * torch.Size(rest).numel())
+    if collective in ("all_gather", "gather") and rows == 1 and not rest and draw(st.booleans()):
+        return (), None, None
     if collective in ("reduce_scatter", "all_gather") and draw(st.booleans()):
         sizes = draw(testing.sizes(n, min(rows + 2, 60)))
         return (sum(sizes) if collective == "reduce_scatter" else 0, *rest), tuple(sizes), None

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tricoll import numerics, oracle, testing
 from tricoll.cli import app
 from tricoll.numerics import BEGIN, END, Case
+from tricoll.oracle import order
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 PAGE = Path(__file__).parents[1] / "docs" / "numerics.md"
@@ -128,9 +129,9 @@ def test_roundings_are_counted(algorithm):
                 continue
             counted, shares = Counted(n, node_size), list(range(n))
             if algorithm == "tree":
-                totals = [oracle._tree(counted, shares), oracle._tree(counted, oracle._second_tree(shares))]
+                totals = [order.tree(counted, shares), order.tree(counted, order.second_tree(shares))]
             else:
-                totals = [oracle._total(counted, algorithm, shares, owner) for owner in range(n)]
+                totals = [order.total(counted, algorithm, shares, owner) for owner in range(n)]
             totals = [counted.travel(total) for total in totals]
             assert all(set(total) == set(shares) for total in totals)
             most = tuple(max(counts[k] for total in totals for counts in total.values()) for k in (0, 1))

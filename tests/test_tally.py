@@ -223,6 +223,19 @@ def test_the_noise_scale_is_that_of_the_noise():
     assert tricoll.simulate(noisy, 1, 8, 1.0, 2).results == [None]
 
 
+def overflowing(comm):
+    stats, g = ddp.GradientStats(comm), torch.ones(10)
+    g[:3] = math.inf
+    comm.all_reduce(g, "avg", tally=stats.tally(comm))
+    return stats.step()
+
+
+def test_what_is_not_finite_is_counted_on_all_ranks():
+    """Three elements of the average, and of each of two ranks' own."""
+    for step in tricoll.simulate(overflowing, 2).results:
+        assert step.nonfinite == 6 and step.overflow and step.noise_scale is None
+
+
 def test_wrong_settings():
     for options, said in [({"batch_size": 0}, "batch_size is 0"), ({"smoothing": 1}, "smoothing is 1")]:
         with pytest.raises(ValueError, match=said):

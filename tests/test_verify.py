@@ -9,9 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tricoll import probes, verify
+from tricoll import verify
 from tricoll.cli import app
-from tricoll.verify import Outcome, Session, Verdict
+from tricoll.verify import Session, outcome, probe
+from tricoll.verify.outcome import Outcome, Verdict
 
 GROUPS = ("exact:", "bits:", "accuracy:", "values:", "memory:", "mismatch:", "time:")
 
@@ -27,8 +28,8 @@ def test_tricoll_does_everything_right(group):
 
 
 def test_the_groups_are_all_probes():
-    assert sum(len(verify.chosen(group)) for group in GROUPS) == len(probes.PROBES)
-    assert len({probe.name for probe in probes.PROBES}) == len(probes.PROBES)
+    assert sum(len(verify.chosen(group)) for group in GROUPS) == len(verify.PROBES)
+    assert len({probe.name for probe in verify.PROBES}) == len(verify.PROBES)
 
 
 @pytest.mark.skipif(not torch.__version__.startswith("2.13."), reason="what PyTorch 2.13's Gloo does")
@@ -54,7 +55,7 @@ def test_gloo_is_found_out():
 
 
 def test_a_crash_a_hang_an_error_and_a_value(monkeypatch):
-    monkeypatch.setattr(verify, "LIMIT_AFTER", 1.0)
+    monkeypatch.setattr("tricoll.verify.session.LIMIT_AFTER", 1.0)
 
     def differ(api):
         if api.rank == 0:
@@ -66,7 +67,7 @@ def test_a_crash_a_hang_an_error_and_a_value(monkeypatch):
             os.abort()
         time.sleep(60)
 
-    session = Session("gloo", ranks=4, timeout=1.0)
+    session = Session("gloo", ranks=4, timeout=3.0)
     start = time.monotonic()
     try:
         value, error, crash, hang = session.ask(differ)
@@ -75,7 +76,7 @@ def test_a_crash_a_hang_an_error_and_a_value(monkeypatch):
         assert (error.kind, error.text) == ("error", "KeyError: 'no'")
         assert crash.kind == "crash"
         assert crash.text == "was killed by signal 6: what():  the reason"
-        assert (hang.kind, hang.text) == ("hang", "had not returned after 2 s")
+        assert (hang.kind, hang.text) == ("hang", "had not returned after 4 s")
         assert [outcome.value for outcome in session.ask(lambda api: api.size)] == [4] * 4  # of new processes
     finally:
         session.close()
@@ -83,12 +84,12 @@ def test_a_crash_a_hang_an_error_and_a_value(monkeypatch):
 
 def test_same_and_first():
     value, error, hang, crash = (Outcome(kind, text=kind) for kind in ("value", "error", "hang", "crash"))
-    assert verify.same([value, value]) == "value"
-    assert verify.same([error, error]) == "error"
-    assert verify.same([value, error]) == "mixed"
-    assert verify.same([value, crash, error]) == "crash"
-    assert verify.same([value, crash, hang]) == "hang"
-    assert verify.first([value, crash], "crash") == "rank 1 crash"
+    assert outcome.same([value, value]) == "value"
+    assert outcome.same([error, error]) == "error"
+    assert outcome.same([value, error]) == "mixed"
+    assert outcome.same([value, crash, error]) == "crash"
+    assert outcome.same([value, crash, hang]) == "hang"
+    assert outcome.first([value, crash], "crash") == "rank 1 crash"
 
 
 def test_a_group_that_cannot_be_joined_is_no_result():
@@ -115,22 +116,22 @@ def test_the_smallest_example_is_found():
     def check(length):
         assert length < 17, "too long\nmore"
 
-    assert probes.search(Session("none", examples=100), drawn, check) == Verdict("wrong", "too long", "length=17")
+    assert probe.search(Session("none", examples=100), drawn, check) == Verdict("wrong", "too long", "length=17")
 
 
 def test_refusals_are_no_failures():
     def check(length):
         if length % 2:
-            raise probes._Refused("odd lengths", "TypeError: odd")
+            raise probe.Refused("odd lengths", "TypeError: odd")
 
-    verdict = probes.search(Session("none", examples=50), drawn, check)
+    verdict = probe.search(Session("none", examples=50), drawn, check)
     assert verdict.mark == "right"
     assert verdict.text.endswith("refused: odd lengths")
 
     def refuse(length):
-        raise probes._Refused("all", "TypeError: nothing works")
+        raise probe.Refused("all", "TypeError: nothing works")
 
-    assert probes.search(Session("none", examples=5), drawn, refuse) == Verdict("refused", "TypeError: nothing works")
+    assert probe.search(Session("none", examples=5), drawn, refuse) == Verdict("refused", "TypeError: nothing works")
 
 
 def test_a_hang_ends_a_search_at_once():
@@ -138,9 +139,9 @@ def test_a_hang_ends_a_search_at_once():
 
     def check(length):
         calls.append(length)
-        probes._values([Outcome("hang", text="had not returned after 9 s")], "")
+        probe.values([Outcome("hang", text="had not returned after 9 s")], "")
 
-    verdict = probes.search(Session("none", examples=50), drawn, check)
+    verdict = probe.search(Session("none", examples=50), drawn, check)
     assert (verdict.mark, len(calls)) == ("hang", 1)
 
 

@@ -36,7 +36,7 @@ class StepStats:
     local_norm: float
     """The root of the mean over ranks of their own gradients' squared norms."""
     nonfinite: int
-    """How many elements of the average, or of one rank's own gradients, are infinite or NaN (the larger number)."""
+    """How many elements of the average, or of all ranks' own gradients, are infinite or NaN (the larger number)."""
     noise_scale: float | None
     """tr(Sigma) / |G|^2 in examples, smoothed over steps. None without a batch size, with one rank, or while the
     estimate of |G|^2 is not positive."""

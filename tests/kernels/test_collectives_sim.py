@@ -4,9 +4,9 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from streams import BF16_WIRE, CALLS, FP32, ROOTED, ROWED, Played, Step, callable_in, played, streams
+from streams import BF16_WIRE, CALLS, FP32, ROOTED, ROWED, Played, Step, callable_in, examples, played, streams
 
 import tricoll
 from tricoll import testing
@@ -21,11 +21,6 @@ LINKS = ("mapped", "put")
 SMALL = {"channels": 2, "slots": 3, "window": 2, "slot_bytes": 1024, "block": 32}
 HIERARCHICAL = [call for call in CALLS if call[0] == "hierarchical"]
 each_call = pytest.mark.parametrize("call", CALLS, ids=" ".join)
-
-
-def examples(times):
-    """As many examples as the profile's, times this."""
-    return settings(max_examples=int(times * settings.default.max_examples))
 
 
 @examples(2)

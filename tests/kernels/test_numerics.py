@@ -196,6 +196,18 @@ def test_zeros_keep_their_signs(tiles):
 
 
 @both
+@pytest.mark.parametrize("dtype", [torch.float64, FP32, BF16, FP16], ids=str)
+def test_the_least_and_the_greatest_zero(tiles, dtype):
+    """-0.0 is less than 0.0, whichever comes first."""
+    minus, plus = torch.tensor([-0.0], dtype=dtype), torch.tensor([0.0], dtype=dtype)
+    for op, right in (("min", minus), ("max", plus)):
+        for own, recv in ((minus, plus), (plus, minus)):
+            found = torch.empty(1, dtype=dtype)
+            transfer(tiles, own=own, recv=recv, keep=found, op=op)
+            assert_same_bits(found, right)
+
+
+@both
 def test_subnormals_are_not_flushed(tiles):
     least = fp32(1)
     for own, recv, bits in (

@@ -2,17 +2,16 @@
 
 import itertools
 import types
-from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given
+from streams import BF16_WIRE, FP32, Step, examples, played, streams
 
 import tricoll
 from tricoll import LinkProfile, dispatch, oracle, testing
 from tricoll.settings import settings_for
-from tricoll.testing import Guarded, Layout
+from tricoll.testing import Layout
 
 pytestmark = [
     # Infinities and NaN are among the values; NumPy, which is under Triton's interpreter, warns of them.
@@ -24,168 +23,40 @@ COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
 WORLDS = (1, 2, 3, 4, 5, 7, 8)
 LINKS = ("mapped", "put")
 SMALL = {"channels": 1, "slots": 3, "window": 2, "slot_bytes": 256, "block": 32}  # 64 FP32 a slot
-PLAIN = (torch.float32, torch.float32, torch.float32)
-BF16_WIRE = (torch.float32, torch.bfloat16, torch.float32)
+RING = [("ring", collective) for collective in COLLECTIVES]
 
 
-class Step(NamedTuple):
-    """One call, the same on all ranks but for the values."""
-
-    collective: str
-    shape: tuple[int, ...]  # of a rank's input
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype] = PLAIN  # input, wire, output
-    op: str = "sum"
-    place: str = "in place"  # or "out", in a given tensor, or "new", where the collective makes one
-    layout: Layout = Layout()
-    out_layout: Layout = Layout()
-    kind: str = "mixed"
-    seed: int = 0
-
-
-def played(simulate, n, steps, **options):
-    """Run the steps back to back on n simulated ranks, with nothing between them; then judge every result."""
-    calls = [Played(step, n) for step in steps]
-
-    def every_call(comm):
-        return [call.on(comm) for call in calls]
-
-    simulation = simulate(every_call, n, **options)
-    for i, call in enumerate(calls):
-        call.check([results[i] for results in simulation.results])
-    return simulation
-
-
-class Played:
-    """A step with its tensors, all made beforehand, and its judgement."""
-
-    def __init__(self, step, n):
-        dtype, _, out_dtype = step.dtypes
-        self.step, self.n = step, n
-        self.inputs = testing.make_inputs(n, step.shape, dtype, step.kind, step.seed)
-        shape = oracle_shape(step.collective, step.shape, n)
-        self.source = [Guarded(x, step.layout) for x in self.inputs]
-        self.out = [None] * n
-        if step.place == "out":
-            self.out = [Guarded(torch.zeros(shape, dtype=out_dtype), step.out_layout) for _ in range(n)]
-        elif step.place == "in place" and step.collective == "all_gather":
-            whole = [
-                torch.cat([x if r == me else torch.zeros_like(x) for r in range(n)]) for me, x in enumerate(self.inputs)
-            ]
-            self.source = [Guarded(w, step.layout) for w in whole]
-        self.aliased = step.place == "in place" and step.collective != "all_reduce"
-        self.before = [g.view.clone() for g in self.source]
-
-    def on(self, comm):
-        step, me = self.step, comm.rank
-        x, out = self.source[me].view, None if self.out[me] is None else self.out[me].view
-        if self.aliased:
-            share = x.narrow(0, me * (x.shape[0] // self.n), x.shape[0] // self.n)
-            x, out = (x, share) if step.collective == "reduce_scatter" else (share, x)
-        op = {} if step.collective == "all_gather" else {"op": step.op}
-        result = getattr(comm, step.collective)(x, **op, out=out, wire=step.dtypes[1], algo="ring")
-        assert result is (x if step.collective == "all_reduce" and out is None else out) or step.place == "new"
-        return result
-
-    def check(self, results):
-        step = self.step
-        _, wire, out_dtype = step.dtypes
-        assert {r.dtype for r in results} == {out_dtype}
-        if step.collective == "all_reduce":
-            testing.check_all_reduce(results, self.inputs, step.op, wire)
-        elif step.collective == "reduce_scatter":
-            testing.check_reduce_scatter(results, self.inputs, step.op, wire)
-        else:
-            testing.check_all_gather(results, self.inputs, wire)
-        for guarded in [*self.source, *(o for o in self.out if o is not None)]:
-            guarded.check()
-        if step.place != "in place":  # the input is only read
-            for guarded, before in zip(self.source, self.before, strict=True):
-                testing.assert_same_bits(guarded.view, before, "input")
-        if self.aliased and step.collective == "reduce_scatter":  # so are the parts that are others' results
-            rows = step.shape[0] // self.n
-            for me, (guarded, before) in enumerate(zip(self.source, self.before, strict=True)):
-                mine = slice(me * rows, (me + 1) * rows)
-                before[mine] = guarded.view[mine]
-                testing.assert_same_bits(guarded.view, before, "other parts of the input")
-
-
-def oracle_shape(collective, shape, n):
-    """The shape of a result."""
-    if collective == "all_reduce":
-        return shape
-    if collective == "reduce_scatter":
-        return (shape[0] // n, *shape[1:])
-    return (n * shape[0], *shape[1:]) if shape else (n,)
-
-
-def steps(n, options, largest=2000):
-    """Strategy: any call that fits a world of n ranks whose links have these settings."""
-
-    @st.composite
-    def draw_step(draw):
-        collective = draw(st.sampled_from(COLLECTIVES))
-        dtypes = draw(testing.dtype_triples())
-        slot = options["slot_bytes"] // dtypes[1].itemsize
-        whole = draw(testing.numels(n, slot, options["block"], options["channels"], most=largest))
-        if collective == "all_reduce":
-            shape = draw(testing.shapes(whole))
-        elif collective == "reduce_scatter":
-            shape = draw(testing.shapes(whole // n * n, first=n))
-        else:
-            shape = draw(testing.shapes(whole // n))
-        op = "sum" if collective == "all_gather" else draw(testing.ops(dtypes[0]))
-        layout = draw(testing.layouts())
-        places = ["out"] if dtypes[0] != dtypes[2] else ["in place", "out", "new"]
-        place = draw(st.sampled_from(places))
-        if place == "new" and collective == "all_reduce":
-            place = "in place"
-        if place == "in place" and collective != "all_reduce":
-            layout = Layout(layout.offset)
-            if not shape:
-                shape = (1,)
-        kind, seed = draw(st.sampled_from(testing.KINDS)), draw(st.integers(0, 2**32 - 1))
-        return Step(collective, shape, dtypes, op, place, layout, draw(testing.layouts()), kind, seed)
-
-    return draw_step()
-
-
-@st.composite
-def runs(draw, least=1, most=1, worlds=8, largest=2000):
-    """Strategy: a world, its settings, its schedule, and the calls to make."""
-    n = draw(testing.world_sizes(worlds))
-    options = draw(testing.settings())
-    calls = draw(st.lists(steps(n, options, largest), min_size=least, max_size=most))
-    return n, options | draw(testing.schedules()), calls
-
-
-def examples(times):
-    """As many examples as the profile's, times this."""
-    return settings(max_examples=int(times * settings.default.max_examples))
+def step(collective, shape, dtypes=FP32, **changes):
+    return Step("ring", collective, shape, dtypes, **{"place": "in place"} | changes)
 
 
 # The bits.
 
 
 @examples(7)
-@given(run=runs())
-def test_any_call(simulate, run):
-    n, options, calls = run
+@given(stream=streams(most=1, calls=RING, largest=2000))
+def test_any_call(simulate, stream):
+    n, calls, options = stream
     played(simulate, n, calls, **options)
 
 
 @examples(3)
-@given(run=runs(least=2, most=6, worlds=5))
-def test_any_calls_back_to_back(simulate, tally, run):
-    n, options, calls = run
+@given(stream=streams(least=2, most=6, worlds=testing.world_sizes(5), calls=RING, largest=2000))
+def test_any_calls_back_to_back(simulate, tally, stream):
+    n, calls, options = stream
     tally["sequences without a barrier"] += 1
     played(simulate, n, calls, **options)
 
 
 @examples(0.7)
-@given(run=runs(most=2, worlds=5, largest=200))
-def test_any_call_interpreted(simulate, run):
-    n, options, calls = run
+@given(stream=streams(most=2, worlds=testing.world_sizes(5), calls=RING, largest=200))
+def test_any_call_interpreted(simulate, stream):
+    n, calls, options = stream
     played(simulate, n, calls, tiles="triton", **options)
+
+
+def op(collective, seed):
+    return "sum" if collective == "all_gather" else ("sum", "avg")[seed % 2]
 
 
 def sizes(n, slot, block):
@@ -198,12 +69,12 @@ def sizes(n, slot, block):
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("n", WORLDS)
 def test_every_boundary(simulate, n, link, collective):
-    for seed, (numel, dtypes) in enumerate(itertools.product(sizes(n, 64, 32), (PLAIN, BF16_WIRE))):
+    for seed, (numel, dtypes) in enumerate(itertools.product(sizes(n, 64, 32), (FP32, BF16_WIRE))):
         shape = (numel,) if collective == "all_reduce" else (numel // n,)
         shape = (numel // n * n,) if collective == "reduce_scatter" else shape
         place = "in place" if seed % 4 < 2 else "out"
-        step = Step(collective, shape, dtypes, ("sum", "avg")[seed % 2], place, Layout(seed % 3), seed=seed)
-        played(simulate, n, [step], link=link, seed=seed, **SMALL)
+        call = step(collective, shape, dtypes, op=op(collective, seed), place=place, layout=Layout(seed % 3), seed=seed)
+        played(simulate, n, [call], link=link, seed=seed, **SMALL)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -213,16 +84,17 @@ def test_boundaries_interpreted(simulate, n, link, collective):
     for seed, numel in enumerate((0, n + 1, 32 * n, 33 * n, 64 * n + 1)):
         shape = (numel // n * n,) if collective == "reduce_scatter" else (numel,)
         shape = (numel // n,) if collective == "all_gather" else shape
-        step = Step(collective, shape, BF16_WIRE, ("sum", "avg")[seed % 2], "out", Layout(seed % 3), seed=seed)
-        played(simulate, n, [step], link=link, seed=seed, tiles="triton", **SMALL)
+        layout = Layout(seed % 3)
+        call = step(collective, shape, BF16_WIRE, op=op(collective, seed), place="out", layout=layout, seed=seed)
+        played(simulate, n, [call], link=link, seed=seed, tiles="triton", **SMALL)
 
 
 @pytest.mark.parametrize("link", LINKS)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_millions_of_elements(simulate, collective, link):
     numel = {"all_reduce": 3_000_001, "reduce_scatter": 1_000_004, "all_gather": 250_001}[collective]
-    step = Step(collective, (numel,), BF16_WIRE, "avg", "out", Layout(1), kind="random")
-    simulation = played(simulate, 4, [step], link=link, channels=2, slot_bytes=1 << 15)
+    call = step(collective, (numel,), BF16_WIRE, op="avg", place="out", layout=Layout(1), kind="random")
+    simulation = played(simulate, 4, [call], link=link, channels=2, slot_bytes=1 << 15)
     assert sum(s["puts"] for s in simulation.stats) > 100
 
 
@@ -257,13 +129,13 @@ def test_bytes_sent(simulate, n, link):
     numel = 16 * n * 11
     sent = {}
     for wire in (torch.bfloat16, torch.float32):
-        step = Step("all_reduce", (numel,), (torch.float32, wire, torch.float32))
-        stats = played(simulate, n, [step], link=link, **SMALL).stats
+        call = step("all_reduce", (numel,), (torch.float32, wire, torch.float32))
+        stats = played(simulate, n, [call], link=link, **SMALL).stats
         assert {s["payload_bytes"] for s in stats} == {2 * (n - 1) * numel // n * wire.itemsize}
         sent[wire] = stats[0]["payload_bytes"]
     assert 2 * sent[torch.bfloat16] == sent[torch.float32]
     for collective, shape in (("reduce_scatter", (numel,)), ("all_gather", (numel // n,))):
-        stats = played(simulate, n, [Step(collective, shape, BF16_WIRE)], link=link, **SMALL).stats
+        stats = played(simulate, n, [step(collective, shape, BF16_WIRE)], link=link, **SMALL).stats
         assert {s["payload_bytes"] for s in stats} == {(n - 1) * numel // n * 2}
 
 
@@ -271,8 +143,8 @@ def test_bytes_sent(simulate, n, link):
 def test_bytes_sent_by_uneven_chunks(simulate, numel):
     """Chunks are multiples of 16 elements; what is missing in the last ones is not sent."""
     n = 5
-    step = Step("all_reduce", (numel,), BF16_WIRE)
-    stats = played(simulate, n, [step], **SMALL).stats
+    call = step("all_reduce", (numel,), BF16_WIRE)
+    stats = played(simulate, n, [call], **SMALL).stats
     chunk = oracle.chunk_size(numel, n)
     have = [min(max(numel - c * chunk, 0), chunk) for c in range(n)]
     # Rank r sends all chunks but its own to be added to, and all but its right neighbour's once they are complete.
@@ -284,11 +156,11 @@ def test_bytes_sent_by_uneven_chunks(simulate, numel):
 def test_messages_sent(simulate, link):
     n, options = 4, SMALL | {"channels": 2}
     pieces = 3  # a channel: 2 x 3 x 64 elements are a chunk
-    step = Step("all_reduce", (n * 2 * pieces * 64,))
-    stats = played(simulate, n, [step], link=link, **options).stats
+    call = step("all_reduce", (n * 2 * pieces * 64,))
+    stats = played(simulate, n, [call], link=link, **options).stats
     messages = 2 * (n - 1) * pieces * 2
     assert [(s["calls"], s["puts"], s["signals"]) for s in stats] == [(1, messages, messages)] * n  # a release each
-    stats = played(simulate, n, [step._replace(shape=(0,))] * 3, link=link, **options).stats
+    stats = played(simulate, n, [call._replace(shape=(0,))] * 3, link=link, **options).stats
     empty = 3 * 2 * (n - 1) * 2
     assert [(s["puts"], s["payload_bytes"], s["signals"]) for s in stats] == [(0, 0, 2 * empty)] * n
 
@@ -422,9 +294,9 @@ ALPHA = 1e-6
 
 
 def seconds(simulate, n, numel, alpha, beta, collective="all_reduce", **options):
-    step = Step(collective, (numel,), PLAIN, place="in place" if collective == "all_reduce" else "new", kind="small")
+    call = step(collective, (numel,), place="in place" if collective == "all_reduce" else "new", kind="small")
     options = {"slots": 3, "window": 1, "slot_bytes": 1 << 20} | options
-    return played(simulate, n, [step], profile=LinkProfile(alpha, beta), **options).virtual_time
+    return played(simulate, n, [call], profile=LinkProfile(alpha, beta), **options).virtual_time
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -461,12 +333,12 @@ def test_time_does_not_depend_on_the_schedule(simulate):
 
 
 def test_slow_links_between_nodes(simulate):
-    step = Step("all_reduce", (64,), PLAIN)
+    call = step("all_reduce", (64,))
     profile = {"intra": LinkProfile(1e-6, 1e30), "inter": LinkProfile(1e-5, 1e30)}
     settings = {"profile": profile, "node_size": 2, "window": 1}
     # Every second of the six hops is between nodes. With few slots, giving them back takes its time as well.
-    assert played(simulate, 4, [step], slots=8, **settings).virtual_time == pytest.approx(3 * (1e-5 + 1e-6))
-    assert played(simulate, 4, [step], slots=3, **settings).virtual_time > 4e-5
+    assert played(simulate, 4, [call], slots=8, **settings).virtual_time == pytest.approx(3 * (1e-5 + 1e-6))
+    assert played(simulate, 4, [call], slots=3, **settings).virtual_time > 4e-5
 
 
 # The tally.

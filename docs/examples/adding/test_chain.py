@@ -22,7 +22,7 @@ def entered():
 
 
 def expected(inputs, wire):
-    """What tricoll/oracle.py would say: from rank 0 on, rounded wherever it travels."""
+    """What tricoll/oracle/order.py would say: from rank 0 on, rounded wherever it travels."""
     total = functools.reduce(lambda partial, own: partial.to(wire).float() + own, inputs)
     return (total / torch.full_like(total, len(inputs))).to(wire).float()
 
