@@ -69,7 +69,7 @@ def peer(symmetric, bases, me, pe):
 @jit(cpu=lambda bases, rank: rank)
 def pe(bases, rank):
     """The PE number of a rank: of a group of some of the PEs, the ranks have numbers of their own."""
-    return tl.load(bases + rank).to(tl.int32)
+    return tl.load(bases + rank).to(rank.dtype)
 
 
 @jit(cpu=lambda pointer: program().load(pointer))

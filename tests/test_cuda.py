@@ -1,4 +1,4 @@
-"""Launching on a GPU and its streams, with stand-ins for the driver; what is compiled is in test_compile.py."""
+"""Launching on a GPU and its streams, with stand-ins for the driver; what is compiled is in tests/compiled."""
 
 import contextlib
 import ctypes
