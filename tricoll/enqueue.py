@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -18,12 +17,10 @@ from typing import Any, NamedTuple
 import torch
 
 from .errors import CollectiveError, CollectiveTimeout
-from .fabric.base import Streams
+from .fabric.base import Streams, poll
 from .work import WAY_OUT, Lane, Turns, Work, ordered
 
 log = logging.getLogger("tricoll")
-
-POLL = 1e-4  # seconds between two looks at whether a stream has come so far
 
 
 class Mark:
@@ -99,22 +96,6 @@ class Enqueued(Work):
                 with self._queue.streams.on(self.stream):  # behind which those who take the result wait
                     self._future.set_result(self._value)
             return self._future
-
-
-def poll(until: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition on what streams have come past. False if it does not hold within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not until():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL)
-    return True
-
-
-def settle(streams: Streams) -> None:
-    """Wait for what is on the caller's stream."""
-    event = streams.record(streams.current())
-    poll(lambda: streams.done(event), math.inf)
 
 
 class Tail(NamedTuple):

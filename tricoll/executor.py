@@ -17,9 +17,9 @@ from .calls import PAIRWISE, Call, Request
 from .completion import Completion, Immediate
 from .control import Control
 from .dispatch import Settings
-from .enqueue import StreamQueue, settle
+from .enqueue import StreamQueue
 from .errors import CollectiveError, CollectiveMismatch
-from .fabric.base import Fabric
+from .fabric.base import Fabric, settle
 from .kernels.numerics import Reduction, accumulator, finish_, scale_
 from .prepare import Prepare
 from .tally import Tally

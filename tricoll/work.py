@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -15,13 +13,13 @@ import torch
 import torch.distributed as dist
 
 from .errors import CollectiveError, CollectiveTimeout
+from .exits import close_calls
 
 Lane = tuple[str, int] | None  # None, or a direction and a rank
 ANY = -1  # as that rank: receiving from whoever sends first
 
 IDLE = 5.0  # seconds after which a thread without work ends
 WAY_OUT = 10.0  # seconds in which a call that was told to stop has certainly ended
-AT_EXIT = 5.0  # seconds that calls under way have when the interpreter ends
 
 
 class Work(dist.Work):
@@ -178,7 +176,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._here = threading.local()
-        at_exit(self)
+        close_calls(self)
 
     @property
     def inside(self) -> bool:
@@ -365,28 +363,3 @@ class Queue(Turns):
 def ordered(a: Lane, b: Lane) -> bool:
     """Whether calls of two lanes keep the order in which they were made."""
     return a is None or b is None or (a[0] == b[0] and (a[1] == b[1] or ANY in (a[1], b[1])))
-
-
-_queues: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def at_exit(queue: Any) -> None:
-    """Close a queue when the program ends, if it is still there."""
-    _queues.add(queue)
-
-
-def after_exit(fn: Callable[[], None]) -> None:
-    """Call a function when the program ends, after all queues have been closed."""
-    _last.append(fn)
-
-
-_last: list[Callable[[], None]] = []
-
-
-@atexit.register
-def _end() -> None:
-    # A thread that is in the middle of a kernel when the interpreter goes away would crash it.
-    for queue in list(_queues):
-        queue.close(AT_EXIT, "the program has ended")
-    for fn in _last:
-        fn()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
-from . import cost, tuned, work
+from . import cost, tuned
 from .communicator import Communicator
 from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
@@ -22,9 +21,6 @@ from .fabric.agree import exchange
 from .fabric.base import Fabric, LinkProfile
 from .fabric.host import HostFabric
 from .settings import CPU, settings_for
-
-if TYPE_CHECKING:
-    from .fabric.pes import Job
 
 _default: Communicator | None = None
 _epochs: dict[str, int] = {}  # communicators made so far in this process, by their group
@@ -151,9 +147,10 @@ def connect(
 def _fabric(name: str, store: dist.Store, rank: int, world_size: int, timeout: float, tiles: str | None) -> Fabric:
     """One rank of a fabric; modules of those that need something installed are imported when they are asked for."""
     if name == "openshmem":
+        from .fabric import pes
         from .fabric.openshmem import OpenshmemFabric
 
-        return OpenshmemFabric(_join_pes(timeout), rank, world_size, timeout, tiles)
+        return OpenshmemFabric(pes.join(timeout), rank, world_size, timeout, tiles)
     if name == "nvshmem":
         return nvshmem.NvshmemFabric(store, rank, world_size, timeout)
     return HostFabric(store, rank, world_size, timeout, tiles)
@@ -178,17 +175,6 @@ def suits(reasons: Sequence[str | None]) -> str:
 def _among_pes() -> bool:
     """Whether an OpenSHMEM launcher has started this process, and nobody says that other ranks are wanted."""
     return "OMPI_COMM_WORLD_SIZE" in os.environ and "RANK" not in os.environ and not dist.is_initialized()
-
-
-def _join_pes(timeout: float) -> Job:
-    """This process as a PE, until the program ends."""
-    from .fabric import pes
-
-    job = pes.join(timeout)
-    # What is registered last is called first: the calls that are still under way end before the library does.
-    atexit.unregister(work._end)
-    atexit.register(work._end)
-    return job
 
 
 def _base(fabric: Fabric) -> Settings:
@@ -221,7 +207,9 @@ def _rendezvous(group: dist.ProcessGroup | None, fabric: str, timeout: float) ->
     if group is not None:
         raise ValueError("a group was given, but torch.distributed is not initialised")
     if fabric == "openshmem":
-        library = _join_pes(timeout).library
+        from .fabric import pes
+
+        library = pes.join(timeout).library
         return dist.HashStore(), library.pe, library.pes, "PEs"  # they meet in their memory and need no store
     if "RANK" not in os.environ and "WORLD_SIZE" not in os.environ:
         return dist.HashStore(), 0, 1, "alone"

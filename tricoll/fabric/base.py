@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+
+POLL = 1e-4  # seconds between two looks at whether a stream has come so far
 
 
 @dataclass(frozen=True)
@@ -141,6 +145,22 @@ class Streams(Protocol):
 
     def write(self, words: Sequence[torch.Tensor], value: int) -> None:
         """Put a number into words of the device now, whatever its streams are doing."""
+
+
+def poll(until: Callable[[], bool], seconds: float) -> bool:
+    """Wait for a condition on what streams have come past. False if it does not hold within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not until():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL)
+    return True
+
+
+def settle(streams: Streams) -> None:
+    """Wait for what is on the caller's stream."""
+    event = streams.record(streams.current())
+    poll(lambda: streams.done(event), math.inf)
 
 
 @dataclass

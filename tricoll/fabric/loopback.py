@@ -19,12 +19,11 @@ import torch
 
 from tricoll import gpu
 from tricoll.dispatch import Settings
-from tricoll.enqueue import settle
 from tricoll.errors import CollectiveError, CollectiveTimeout, PeerFailure
 
 from . import cuda
 from .agree import check_same
-from .base import Counters, Heap, Streams
+from .base import Counters, Heap, Streams, settle
 from .board import LEFT, gone, pause
 from .cuda import unavailable as unavailable
 

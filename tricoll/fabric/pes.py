@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import ctypes
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from tricoll.errors import CollectiveError, CollectiveTimeout, HeapExhausted, PeerFailure
+from tricoll.exits import after_calls
 
 from . import oshmem
 from .agree import check_same
@@ -237,7 +237,7 @@ def join(timeout: float) -> Job:
             _job = Job(timeout)
         except OSError as error:
             raise ValueError(f"the openshmem fabric: {error}") from error
-        atexit.register(end)
+        after_calls(end)
         _job.begin()
     _job.board()
     _job.library.patience = timeout

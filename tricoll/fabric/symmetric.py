@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tricoll.errors import CollectiveError, CollectiveTimeout, HeapExhausted
-from tricoll.work import after_exit
+from tricoll.exits import after_calls
 
 from .agree import check_same, exchange
 from .arena import Arena, place, rounded
@@ -154,7 +154,7 @@ def world(store: Any, rank: int, world_size: int, device: int, timeout: float, m
 
     probe = bounded(lambda: bindings.malloc(PROBE), timeout, device, f"rank {rank}: NVSHMEM's first allocation")
     _world = World(identity, mine["pe"], mine["n_pes"], device, store, int(probe))
-    after_exit(finalise)
+    after_calls(finalise)
     return _world, ranks
 
 
