@@ -13,6 +13,7 @@ import torch
 
 from . import backend, ddp, fsdp, ops, world
 from .communicator import Communicator
+from .cost.machines import LinkProfile
 from .errors import (
     CollectiveError,
     CollectiveMismatch,
@@ -21,7 +22,6 @@ from .errors import (
     MemoryModelViolation,
     PeerFailure,
 )
-from .fabric.base import LinkProfile
 from .fabric.sim import Simulation
 from .pool import launch
 from .tensors import premul_sum

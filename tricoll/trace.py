@@ -31,8 +31,9 @@ import torch
 
 from . import chrome, cost, dispatch, units, world
 from .communicator import Communicator
+from .cost.machines import LinkProfile
 from .errors import CollectiveError
-from .fabric.base import Event, LinkProfile
+from .fabric.base import Event
 from .fabric.sim import Simulation
 from .units import show_bytes, show_rate, show_seconds
 

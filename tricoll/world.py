@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from . import cost, tuned
 from .communicator import Communicator
+from .cost.machines import LinkProfile
 from .dispatch import Settings
 from .errors import CollectiveError, CollectiveTimeout
 from .fabric import loopback as one_gpu
 from .fabric import nvshmem, sim
 from .fabric.agree import exchange
-from .fabric.base import Fabric, LinkProfile
+from .fabric.base import Fabric
 from .fabric.host import HostFabric
 from .settings import CPU, settings_for
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 from streams import CALLS, FP32, Played, Step, callable_in, played
 
-from tricoll import testing
-from tricoll.fabric.base import LinkProfile
+from tricoll import LinkProfile, testing
 
 LINKS = ("mapped", "put")
 HALVES = ("reduce_scatter", "all_gather")  # of an all-reduce

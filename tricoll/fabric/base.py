@@ -14,17 +14,6 @@ import torch
 POLL = 1e-4  # seconds between two looks at whether a stream has come so far
 
 
-@dataclass(frozen=True)
-class LinkProfile:
-    """The alpha-beta model of a link: a message of m bytes takes ``alpha + m / beta`` seconds.
-
-    The defaults are those of a 400 Gb/s NIC: 5 us, 50 GB/s.
-    """
-
-    alpha: float = 5e-6
-    beta: float = 50e9
-
-
 @dataclass
 class Heap:
     """This rank's part of the symmetric heap.

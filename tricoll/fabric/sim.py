@@ -21,11 +21,12 @@ from typing import Any
 
 import torch
 
+from tricoll.cost.machines import LinkProfile
 from tricoll.errors import CollectiveError, CollectiveTimeout, MemoryModelViolation
 from tricoll.kernels import jit, link
 from tricoll.kernels.jit import Kernel, Pointer
 
-from .base import Counters, Event, Heap, LinkProfile
+from .base import Counters, Event, Heap
 from .cpu import CpuProgram, address, byte_heap, convert, integer, interpreting, store_word, tiles
 from .scheduler import Put, Scheduler
 from .virtual_time import VirtualTime

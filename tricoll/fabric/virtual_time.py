@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .base import Event, LinkProfile
+from tricoll.cost.machines import LinkProfile
+
+from .base import Event
 
 MAX_EVENTS = 1_000_000
 
