@@ -8,6 +8,11 @@ import pytest
 from tricoll import compile
 
 
+def pytest_collection_modifyitems(items):
+    """Tests that want all to be compiled come last: others look at the first binaries in the meantime."""
+    items.sort(key=lambda item: "alone" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cache():
     """What was compiled is there in the next session, if the kernels are still the same."""
