@@ -24,7 +24,7 @@ DEMO_ARGS   ?=
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY) ## train a classifier on 4 CPU ranks, tricoll's BF16 hook next to Gloo in FP32 (under 2 minutes)
+demo: $(READY) ## train a classifier on 4 CPU ranks, tricoll's BF16 hook next to Gloo in FP32 (1 to 2 minutes)
 	$(VENV)/bin/tricoll demo $(DEMO_ARGS)
 
 test: lint typecheck pytest pytest-triton36 ## everything that CI runs
@@ -82,7 +82,7 @@ $(READY): pyproject.toml constraints.txt
 	    echo 'Install it, or name it: make PYTHON=/path/to/python3.12' >&2; \
 	    exit 1; \
 	fi; \
-	echo "Setting up $(VENV) with $$("$$python" --version): PyTorch, Triton, NVSHMEM bitcode, test tools (about a minute, 3 GB)"; \
+	echo "Setting up $(VENV) with $$("$$python" --version): PyTorch, Triton, NVSHMEM bitcode, test tools (1 to 4 minutes, 3 GB)"; \
 	"$$python" -m venv $(VENV)
 	@$(PIP) install -qq $(PIP_FLAGS) --no-deps -r constraints.txt
 	@$(PIP) install -qq --no-deps --no-build-isolation --editable .

@@ -117,7 +117,10 @@ class Pool:
     def _end(self, rank: int) -> str:
         self._processes[rank].join(STOP_AFTER)
         code = self._processes[rank].exitcode
-        return f"been killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
+        if code is not None and code < 0:
+            return f"been killed by signal {-code}"
+        hint = 'what it printed says why. A script that starts ranks does so under: if __name__ == "__main__"'
+        return f"exited with code {code}: {hint}"
 
     def close(self) -> None:
         """End all ranks."""
