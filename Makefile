@@ -61,7 +61,7 @@ pages: $(READY) ## write again what commands write of docs/doctor.md, docs/pictu
 
 status: $(READY) ## run the tests with the newest Triton, and write docs/status.md from what they did
 	-$(PY) -m pytest --seen=build/seen.json $(PYTEST_ARGS)
-	$(PY) tests/status.py build/seen.json docs/status.md
+	$(PY) tests/support/status.py build/seen.json docs/status.md
 
 setup: $(READY) $(READY_T36) ## only make the environment in .venv
 

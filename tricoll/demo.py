@@ -360,8 +360,8 @@ def conclusion(nprocs: int) -> Group:
         "* Computed, because Gloo does not count: the least that a ring all-reduce of FP32 sends, 2(n-1)/n x 4 bytes "
         "an element and rank. What tricoll sends is counted.",
         "",
-        "Buckets here are of half a megabyte, where a call costs as much as its bytes. [bold]tricoll bench gradients[/] "
-        "sets those of 1 to 64 MB against Gloo and PyTorch's own BF16 hook.",
+        "Buckets here are of half a megabyte, where a call costs as much as its bytes. [bold]tricoll bench "
+        "gradients[/] sets those of 1 to 64 MB against Gloo and PyTorch's own BF16 hook.",
         "",
         f"[bold]What this ran on:[/] the host fabric, {nprocs} processes of this machine that share memory, with "
         "tricoll's kernels executed on the CPU. The times are a CPU's and say nothing about a GPU. On GPUs the same "

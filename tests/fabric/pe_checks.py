@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 import test_host  # noqa: E402
 import test_host_collectives  # noqa: E402

@@ -1,4 +1,4 @@
-"""Writes docs/status.md from what tests did: ``python tests/status.py SEEN.json ... PAGE``, or ``make status``."""
+"""Writes docs/status.md from what tests did: ``python status.py SEEN.json ... PAGE``, or ``make status``."""
 
 import collections
 import json
