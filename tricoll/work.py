@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -381,6 +382,15 @@ def after_exit(fn: Callable[[], None]) -> None:
 
 
 _last: list[Callable[[], None]] = []
+
+
+def _forget() -> None:
+    # A forked child has none of the threads, and the memory is its parent's.
+    _queues.clear()
+    _last.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @atexit.register
