@@ -42,7 +42,7 @@ def test_bad_units(read, text):
 
 def test_a_rate_is_more_than_zero():
     """It is divided by."""
-    with pytest.raises(ValueError, match="^'0GB/s' is not a rate: it must be more than 0"):
+    with pytest.raises(ValueError, match=r"^'0GB/s' is not a rate: it must be more than 0"):
         units.rate("0GB/s")
 
 

@@ -75,8 +75,8 @@ class Executor:
         """Raise CollectiveError if no more calls can be made."""
         if self._forked:  # it would write to the other ranks' memory in its parent's name
             raise CollectiveError(
-                f"rank {self.fabric.rank} is process {self._process}; this process was forked from it, and cannot use its "
-                "communicator"
+                f"rank {self.fabric.rank} is process {self._process}; this process was forked from it, and cannot use "
+                "its communicator"
             )
         if self.unusable:
             raise CollectiveError(
@@ -132,8 +132,8 @@ class Executor:
             return
         if self.queue.inside:
             raise RuntimeError(
-                "a callback of one of the communicator's calls destroys it, which waits for that call to end: destroy it "
-                "after the call's wait()"
+                "a callback of one of the communicator's calls destroys it, which waits for that call to end: "
+                "destroy it after the call's wait()"
             )
         if self._forked:  # the memory, the threads and the place among the ranks are the parent's
             self.unusable = "destroyed"
