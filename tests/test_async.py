@@ -542,3 +542,18 @@ def test_what_was_hidden(pool):
     for (total, exposed, overlapped), (total_async, exposed_async, hidden_async) in pool(2).run(hidden, limit=60):
         assert total > 0 and exposed == pytest.approx(total, rel=0.2) and overlapped <= 0.2 * total
         assert hidden_async > 0.5 * total_async and exposed_async < 0.5 * total_async
+
+
+def test_a_callback_that_destroys_its_communicator(pool):
+    """An error at once: it would wait for itself, for 40 s."""
+
+    def work(comm):
+        handle = comm.all_reduce(torch.ones(3), async_op=True)
+        seen = handle.get_future().then(lambda _: comm.destroy())
+        start = time.monotonic()
+        with pytest.raises(RuntimeError, match="destroys it, which waits for that call to end"):
+            seen.wait()
+        assert time.monotonic() - start < 10
+        return comm.all_reduce(torch.ones(3)).tolist()
+
+    assert pool(2).run(work) == [[2.0] * 3] * 2

@@ -31,12 +31,19 @@ def test_units(read, text, value):
     ("read", "text"),
     [
         (units.nbytes, "25Mb"), (units.nbytes, ""), (units.nbytes, "-1"), (units.nbytes, "1..2"),
+        (units.nbytes, "1e400"),
         (units.seconds, "4"), (units.seconds, "4m"), (units.rate, "50GB"), (units.count, "eight"),
     ],
 )  # fmt: skip
 def test_bad_units(read, text):
     with pytest.raises(ValueError, match=rf"^'{text}' is not a .*: write "):
         read(text)
+
+
+def test_a_rate_is_more_than_zero():
+    """It is divided by."""
+    with pytest.raises(ValueError, match=r"^'0GB/s' is not a rate: it must be more than 0"):
+        units.rate("0GB/s")
 
 
 def test_units_are_shown():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import weakref
@@ -40,6 +41,7 @@ class Executor:
         self.fabric, self.settings, self.timeout = fabric, settings, timeout
         self.unusable = ""  # why no more calls can be made
         self.calls, self.seconds = 0, 0.0
+        self._process = os.getpid()
         self.workspace = Workspace(fabric, settings, agreed)
         self.control = Control(fabric, timeout, check)
         self.streams = getattr(fabric, "streams", None)  # of a fabric whose launches return at once
@@ -65,8 +67,17 @@ class Executor:
         """Whether :meth:`close` has been called."""
         return self.unusable.startswith("destroyed")
 
+    @property
+    def _forked(self) -> bool:
+        return os.getpid() != self._process
+
     def check_usable(self) -> None:
         """Raise CollectiveError if no more calls can be made."""
+        if self._forked:  # it would write to the other ranks' memory in its parent's name
+            raise CollectiveError(
+                f"rank {self.fabric.rank} is process {self._process}; this process was forked from it, and cannot use "
+                "its communicator"
+            )
         if self.unusable:
             raise CollectiveError(
                 f"rank {self.fabric.rank}: this communicator cannot be used ({self.unusable}); make a new one"
@@ -78,9 +89,9 @@ class Executor:
         self.check_usable()  # a call before this one may have failed
         start = time.perf_counter()
         x, result, call = request.x, request.result, request.call
-        source = plain(x)
-        target = source if result is x else plain(result)
         with self._unusable_after_failure(call):
+            source = plain(x)
+            target = source if result is x else plain(result)
             if call.collective not in PAIRWISE:
                 self.control.timeout = patience or self.timeout
                 self.control.enter(str(call), request.detail)
@@ -119,6 +130,14 @@ class Executor:
         """Give memory back. Calls that are pending have ``patience`` seconds to finish. May be called twice."""
         if self.destroyed:
             return
+        if self.queue.inside:
+            raise RuntimeError(
+                "a callback of one of the communicator's calls destroys it, which waits for that call to end: "
+                "destroy it after the call's wait()"
+            )
+        if self._forked:  # the memory, the threads and the place among the ranks are the parent's
+            self.unusable = "destroyed"
+            return
         ended = self.queue.close(patience, "the communicator was destroyed")
         self.unusable = "destroyed"
         self._completion.close()
@@ -131,6 +150,7 @@ class Executor:
 
     @contextlib.contextmanager
     def _unusable_after_failure(self, call: Call | None) -> Iterator[None]:
+        sequence = self.control.sequence
         try:
             yield
         except CollectiveError as error:
@@ -138,6 +158,13 @@ class Executor:
             spoilt = isinstance(error.__cause__, CollectiveError) or (call and call.collective in PAIRWISE)
             if spoilt or not isinstance(error, CollectiveMismatch):
                 self.unusable = f"call {self.control.sequence} failed: {error}"
+            raise
+        except BaseException as error:
+            if self.streams is not None and self.streams.capturing():
+                raise  # nothing was launched, on any rank: it can be made once before the capture, as the error says
+            # Ctrl-C or no memory, say: the others are in this call, and must not meet the next.
+            self.unusable = f"{call} was cut short by {type(error).__name__}"
+            self.queue.cut_short |= self.control.sequence > sequence
             raise
 
     def _launch(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,15 @@ def close_calls(queue: Any) -> None:
 def after_calls(fn: Callable[[], None]) -> None:
     """Call a function when the program ends, after all queues have been closed."""
     _libraries.append(fn)
+
+
+def _forget() -> None:
+    # A forked child has none of the threads, and the memory is its parent's.
+    _queues.clear()
+    _libraries.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 @atexit.register

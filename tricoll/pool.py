@@ -176,6 +176,7 @@ def launch(
 def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
     """What a rank's process does: run what comes through the pipe until it is told to stop."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    multiprocessing.current_process().daemon = False  # daemons may have no children, such as a DataLoader's workers
     torch.set_num_threads(1)
     os.environ.update(
         RANK=str(rank),

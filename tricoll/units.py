@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 # Of a size. A bare letter, of either case, is a power of two, as in nccl-tests: 1M is 1,048,576 bytes, 1MB 1,000,000.
@@ -25,7 +26,9 @@ _NUMBER = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(\S*)\s*", re.IGNORECASE)
 def _read(text: str, units: dict[str, float], what: str, examples: str) -> float:
     if match := _NUMBER.fullmatch(text):
         try:
-            return float(match[1]) * units[match[2]]
+            value = float(match[1]) * units[match[2]]
+            if math.isfinite(value):
+                return value
         except (KeyError, ValueError):
             pass
     raise ValueError(f"{text!r} is not {what}: write {examples}")
@@ -43,7 +46,9 @@ def seconds(text: str) -> float:
 
 def rate(text: str) -> float:
     """Bytes a second: ``50GB/s`` or, in bits, ``400Gb/s``."""
-    return _read(text, RATES, "a rate", "50GB/s, or 400Gb/s in bits")
+    if value := _read(text, RATES, "a rate", "50GB/s, or 400Gb/s in bits"):
+        return value
+    raise ValueError(f"{text!r} is not a rate: it must be more than 0")
 
 
 def count(text: str) -> float:

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -359,3 +360,101 @@ def alive(pid):
             return stat.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@CHECKS
+def test_a_call_that_is_interrupted_is_the_last(pool, check):
+    """Ctrl-C while others are awaited, caught: the next call must not be taken for the one that was cut short."""
+
+    def work(comm):
+        if comm.rank == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                comm.all_reduce(torch.ones(100_000))
+            with pytest.raises(tricoll.CollectiveError, match="was cut short by KeyboardInterrupt"):
+                comm.all_reduce(torch.ones(100_000))
+            return None
+        time.sleep(1.5)
+        return attempt(lambda: comm.all_reduce(torch.ones(100_000)))
+
+    seconds, (kind, text) = pool(2).run(work, check=check)[1]
+    assert kind is tricoll.PeerFailure and "ranks [0] are gone" in text
+    assert seconds < 5.0  # not the timeout of 30 s
+
+
+def test_a_rank_that_interrupts_itself_before_it_takes_part(pool, monkeypatch):
+    """Memory runs out while a tensor is made contiguous: its next call is not taken for this one."""
+
+    def work(comm):
+        if comm.rank == 0:
+            with monkeypatch.context() as m:
+                m.setattr("tricoll.executor.plain", lambda x: (_ for _ in ()).throw(MemoryError))
+                with pytest.raises(MemoryError):
+                    comm.all_reduce(torch.full((10,), 1.0))
+        return attempt(lambda: comm.all_reduce(torch.full((10,), 2.0)))[1]
+
+    first, second = pool(2).run(work, timeout=TIMEOUT)
+    assert first[0] is tricoll.CollectiveError and "was cut short by MemoryError" in first[1]
+    assert second[0] in (tricoll.PeerFailure, tricoll.CollectiveTimeout) and "ranks [0]" in second[1]
+
+
+def test_a_forked_process_is_no_rank(pool):
+    """A call that it makes would go into its parent's place; one that it ends with would take the parent away."""
+
+    def work(comm):
+        comm.all_reduce(torch.ones(3), async_op=True).wait()
+        child = os.fork()
+        if child == 0:
+            try:
+                with pytest.raises(tricoll.CollectiveError, match="was forked from it"):
+                    comm.all_reduce(torch.ones(3))
+                comm.destroy()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        comm.barrier()
+        assert os.waitpid(child, 0)[1] == 0
+        return comm.all_reduce(torch.full((3,), comm.rank + 1.0)).tolist()
+
+    assert pool(2).run(work) == [[3.0] * 3] * 2
+
+
+FORK_AND_EXIT = """
+import os, sys, threading, time, torch, tricoll
+from tricoll.world import connect
+import torch.distributed as dist
+
+store, comms = dist.HashStore(), [None, None]
+def join(r):
+    comms[r] = connect(store, r, 2)
+threads = [threading.Thread(target=join, args=(r,)) for r in range(2)]
+[t.start() for t in threads], [t.join() for t in threads]
+pending = comms[0].all_reduce(torch.ones(3), async_op=True)
+time.sleep(0.2)
+child = os.fork()
+if child == 0:
+    sys.exit(0)
+start = time.monotonic()
+assert os.waitpid(child, 0)[1] == 0
+print("ended after", time.monotonic() - start)
+comms[1].all_reduce(torch.ones(3))
+print("result", pending.result().tolist())
+"""
+
+
+def test_a_forked_process_ends_at_once():
+    """Calls that its parent is in are not its own to wait for."""
+    run = subprocess.run([sys.executable, "-c", FORK_AND_EXIT], capture_output=True, text=True, timeout=90)
+    assert run.returncode == 0, run.stderr
+    assert "result [2.0, 2.0, 2.0]" in run.stdout
+    assert float(re.search(r"ended after (\S+)", run.stdout)[1]) < 4.0  # it was 15
+
+
+def test_ranks_may_have_children(pool):
+    """The workers of a DataLoader."""
+
+    def work(comm):
+        data = torch.utils.data.DataLoader(list(range(8)), num_workers=1)
+        return sum(int(batch) for batch in data)
+
+    assert pool(2).run(work) == [28, 28]

@@ -106,7 +106,7 @@ def connect(backend: str, store: dist.Store, rank: int, size: int, timeout: floa
 
 def check_available(backend: str, ranks: int) -> None:
     """Raise Unavailable, with the reason, if this backend cannot be asked on this machine."""
-    known = ["tricoll", *dist.Backend.backend_list]
+    known = dict.fromkeys(["tricoll", *dist.Backend.backend_list])  # where tricoll is already, once it is imported
     if backend not in known or backend == "undefined":
         raise Unavailable(
             f"there is no backend {backend!r}; there are {', '.join(b for b in known if b != 'undefined')}"
