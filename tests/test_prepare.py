@@ -42,6 +42,11 @@ REFUSED = {
         ValueError,
         "must be 4 numbers of rows",
     ),
+    "sizes, what": (
+        lambda p: p.all_gather(torch.ones(2), None, None, "auto", [2.0, 2, 2, 2]),
+        TypeError,
+        r"sizes is \[2.0, 2, 2, 2\]; it must be 4 whole numbers",
+    ),
     "sizes, which": (
         lambda p: p.all_gather(torch.ones(2), None, None, "auto", [3, 2, 2, 2]),
         ValueError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -280,7 +281,10 @@ class Prepare:
         return [x.shape[0] // n] * n
 
     def rows(self, name: str, given: Any) -> list[int]:
-        rows = [int(r) for r in given]
+        try:
+            rows = [operator.index(r) for r in given]
+        except TypeError:
+            raise TypeError(f"{name} is {given!r}; it must be {self.world_size} whole numbers, one a rank") from None
         if len(rows) != self.world_size or min(rows) < 0:
             raise ValueError(f"{name} is {rows}; it must be {self.world_size} numbers of rows, one a rank")
         return rows

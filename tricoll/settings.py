@@ -30,7 +30,7 @@ def settings_for(
         except ValueError:
             raise ValueError(f"TRICOLL_{name.upper()} is {text!r}, not a number") from None
 
-    link = link if link != "auto" else os.environ.get("TRICOLL_LINK", "mapped" if base.mapped else "put")
+    link = link if link != "auto" else os.environ.get("TRICOLL_LINK") or ("mapped" if base.mapped else "put")
     if link not in ("mapped", "put"):
         raise ValueError(f"link is {link!r}; it can be 'auto', 'mapped' or 'put'")
     result = dispatch.Settings(
@@ -41,8 +41,10 @@ def settings_for(
         window=choose("window", window, base.window),
         block=choose("block", block, base.block),
         node_size=choose("node_size", node_size, base.node_size),
-        reproducible=bool(choose("reproducible", reproducible, 0)),
+        reproducible=bool(only := choose("reproducible", reproducible, 0)),
     )
+    if only not in (0, 1):
+        raise ValueError(f"reproducible is {only}; it must be 0 or 1")
     check_settings(result)
     return result
 
