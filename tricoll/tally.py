@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from .kernels.tally import OWN, RESULTS, WORDS
 
-if TYPE_CHECKING:
-    from .communicator import Communicator
+
+class Ranks(Protocol):
+    """What a tally needs of its communicator."""
+
+    world_size: int
+
+    def together(self, what: str, run: Callable[[], Any]) -> Any:
+        """Several calls as one, in its turn."""
+
+    def all_reduce(self, x: torch.Tensor) -> Any:
+        """The sum over ranks, in place."""
 
 
 class Totals(NamedTuple):
@@ -29,7 +39,7 @@ class Tally:
     it is sent on. Squares are added in FP32 (FP64 for FP64) within a piece of a message, and in FP64 beyond.
     """
 
-    def __init__(self, comm: Communicator, channels: int, device: torch.device) -> None:
+    def __init__(self, comm: Ranks, channels: int, device: torch.device) -> None:
         self.comm = comm
         self.words = torch.zeros(channels, WORDS, dtype=torch.float64, device=device)
 
