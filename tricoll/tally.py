@@ -13,7 +13,8 @@ from .kernels.tally import OWN, RESULTS, WORDS
 class Ranks(Protocol):
     """What a tally needs of its communicator."""
 
-    world_size: int
+    @property
+    def world_size(self) -> int: ...
 
     def together(self, what: str, run: Callable[[], Any]) -> Any:
         """Several calls as one, in its turn."""
