@@ -2,15 +2,21 @@
 
 import os
 from concurrent.futures import wait
+from pathlib import Path
 
 import pytest
 
 from tricoll import compile
 
+HERE = Path(__file__).parent
+
 
 def pytest_collection_modifyitems(items):
     """Tests that want all to be compiled come last: others look at the first binaries in the meantime."""
-    items.sort(key=lambda item: "alone" in getattr(item, "fixturenames", ()))
+    places = [place for place, item in enumerate(items) if HERE in item.path.parents]
+    ordered = sorted((items[place] for place in places), key=lambda item: "alone" in getattr(item, "fixturenames", ()))
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,7 +29,7 @@ def cache():
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # which are some gigabytes
 def builds(request):
     """The binaries that tests ask for: compiled side by side, while tests look at the first."""
     import binaries
