@@ -85,7 +85,6 @@ def test_picture_of_an_algorithm_without_a_colour(run, tmp_path, monkeypatch):
     result = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 64, "--all", "--plot", sizes)
     assert result.exit_code == 0, result.output
     check_colours(sizes, [plots.COLOURS["star"]])
-    assert plots.COLOURS["star"] not in [plots.COLOURS[name] for name in dispatch.ALGORITHMS]
 
 
 # The documentation.

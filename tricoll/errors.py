@@ -10,7 +10,8 @@ Where they are raised, and so where their texts are:
   ``fabric/pes.py``, while memory is allocated.
 - HeapExhausted: the fabrics, where memory is allocated.
 - MemoryModelViolation: ``fabric/sim.py``.
-- CollectiveError itself: ``executor.py``, of a communicator that cannot be used any more.
+- CollectiveError itself: ``executor.py``, of a communicator that cannot be used any more; ``work.py``, ``enqueue.py``
+  and ``watch.py``, of calls that were given up; ``fabric/``, of a fabric that cannot be used here.
 
 Whatever :func:`tricoll.simulate` raises has an attribute ``trace``: what happened up to then, a list of
 :class:`tricoll.fabric.base.Event`.

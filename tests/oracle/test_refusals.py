@@ -77,7 +77,7 @@ def test_no_order_is_no_other_order(monkeypatch, n):
     """Of an algorithm that is in ALGORITHMS and not in ORDERS: it is not judged by another one's order."""
     monkeypatch.setattr(reductions, "ALGORITHMS", dict.fromkeys(reductions.ALGORITHMS, ("star",)))
     for collective in (oracle.all_reduce, oracle.reduce_scatter, oracle.reduce):
-        with pytest.raises(ValueError, match="ORDERS in oracle/order.py has no 'star'"):
+        with pytest.raises(ValueError, match=r"ORDERS in oracle/order\.py has no 'star'"):
             collective([torch.ones(3)] * n, algorithm="star")
 
 
