@@ -115,6 +115,14 @@ def test_the_mutants_that_a_page_names_are_there():
     assert not [name for name in names if f'Mutant("{name}"' not in source and f'"{name}",' not in source]
 
 
+def test_the_lines_that_are_to_be_imitated_are_there():
+    page = TEXT["docs/adding-an-algorithm.md"]
+    rows = re.findall(r"^\| \d \| \[[\w.]+\]\(\.\./(\S+)\) \| .* \| `(.*)` \|$", page, re.MULTILINE)
+    assert len(rows) == 7
+    for path, line in rows:
+        assert line.replace("\\|", "|") in (ROOT / path).read_text(), (path, line)
+
+
 @pytest.mark.parametrize("page", dict.fromkeys(page for page, _ in PYTHON))
 def test_python_runs(page, pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

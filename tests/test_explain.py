@@ -7,7 +7,7 @@ import pytest
 from pictures import check_colours
 from typer.testing import CliRunner
 
-from tricoll import dispatch, explain, plots
+from tricoll import cost, dispatch, explain, plots
 from tricoll.cli import app
 
 
@@ -76,6 +76,15 @@ def test_picture(run, tmp_path):
     options = ("--bytes", "1M", "--ranks", 64, "--node-size", 8, "--all", "--plot", sizes)
     assert run("explain", "all_reduce", *options).exit_code == 0
     check_colours(sizes, [plots.COLOURS[a] for a in ("ring", "tree")])
+
+
+def test_picture_of_an_algorithm_without_a_colour(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(cost.ALGORITHMS, "star", cost.ALGORITHMS["ring"])
+    monkeypatch.delitem(cost.ALGORITHMS, "ring")
+    sizes = tmp_path / "sizes.png"
+    result = run("explain", "all_reduce", "--bytes", "1M", "--ranks", 64, "--all", "--plot", sizes)
+    assert result.exit_code == 0, result.output
+    check_colours(sizes, [plots.COLOURS["star"]])
 
 
 # The documentation.

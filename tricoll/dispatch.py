@@ -1,4 +1,8 @@
-"""How a call is carried out: a pure function of what all ranks agree on."""
+"""How a call is carried out: a pure function of what all ranks agree on.
+
+Which algorithms a call can take, how its data are cut for one, and the slots it uses. Which of them is the fastest, so
+what "auto" takes, is decided in :mod:`tricoll.cost.choice`.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,18 @@
 """What can go wrong in a collective. Wrong arguments are ``ValueError`` and ``TypeError``, raised before data move.
 
+Where they are raised, and so where their texts are:
+
+- CollectiveTimeout, CollectiveMismatch and PeerFailure in a call: ``control.py``, before a kernel is launched, or
+  from the status block of one that gave up; ``watch.py`` where launches return at once.
+- CollectiveTimeout of ``Work.wait(timeout)``: ``work.py`` and ``enqueue.py``; of ranks that do not meet: ``world.py``
+  and ``fabric/`` (``agree.py``, ``pes.py``, ``symmetric.py``, ``oshmem.py``).
+- PeerFailure outside a call: ``pool.py``, of ranks that :func:`tricoll.launch` started; ``fabric/host.py`` and
+  ``fabric/pes.py``, while memory is allocated.
+- HeapExhausted: the fabrics, where memory is allocated.
+- MemoryModelViolation: ``fabric/sim.py``.
+- CollectiveError itself: ``executor.py``, of a communicator that cannot be used any more; ``work.py``, ``enqueue.py``
+  and ``watch.py``, of calls that were given up; ``fabric/``, of a fabric that cannot be used here.
+
 Whatever :func:`tricoll.simulate` raises has an attribute ``trace``: what happened up to then, a list of
 :class:`tricoll.fabric.base.Event`.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,18 @@ if TYPE_CHECKING:
     from .plan import Plan, Timeline
 
 # A colour for each algorithm, the same in every picture; distinguishable with colour-blindness (Okabe and Ito, 2008).
-COLOURS = {
-    "ring": "#0072b2",
-    "tree": "#009e73",
-    "one_shot": "#cc79a7",
-    "two_shot": "#e69f00",
-    "hierarchical": "#d55e00",
-    "multimem": "#56b4e9",
-}
+# Black for one that has none yet.
+COLOURS: defaultdict[str, str] = defaultdict(
+    lambda: "#000000",
+    {
+        "ring": "#0072b2",
+        "tree": "#009e73",
+        "one_shot": "#cc79a7",
+        "two_shot": "#e69f00",
+        "hierarchical": "#d55e00",
+        "multimem": "#56b4e9",
+    },
+)
 
 
 def figure(width: float, height: float, rows: int = 1) -> tuple[Any, Any]:

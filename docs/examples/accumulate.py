@@ -1,4 +1,4 @@
-"""Gradient accumulation: four micro-batches, one communication. torchrun --nproc-per-node=4 accumulate.py"""
+"""Four micro-batches, one communication: torchrun --nproc-per-node=4 docs/examples/accumulate.py"""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Communication beside computation: python asynchronous.py"""
+"""Communication beside computation: python docs/examples/asynchronous.py"""
 
 import torch
 

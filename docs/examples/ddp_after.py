@@ -1,4 +1,4 @@
-"""Data-parallel training with tricoll: torchrun --nproc-per-node=4 ddp_after.py"""
+"""Data-parallel training with tricoll: torchrun --nproc-per-node=4 docs/examples/ddp_after.py"""
 
 import torch
 import torch.distributed as dist
@@ -23,5 +23,6 @@ for _ in range(50):
 
 dist.all_reduce(loss.detach(), dist.ReduceOp.SUM)
 if dist.get_rank() == 0:
+    print(f"rank 0 has sent {tricoll.process_group.communicator().stats()['payload_bytes']:,} bytes")
     print(f"{dist.get_backend()}: loss {loss / dist.get_world_size():.4f} after 50 steps")
 dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Data-parallel training with PyTorch alone: torchrun --nproc-per-node=4 ddp_before.py"""
+"""Data-parallel training with PyTorch alone: torchrun --nproc-per-node=4 docs/examples/ddp_before.py"""
 
 import torch
 import torch.distributed as dist

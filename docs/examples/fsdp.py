@@ -1,4 +1,4 @@
-"""FSDP2 with FP32 gradients that travel as BF16: torchrun --nproc-per-node=4 fsdp.py"""
+"""FSDP2 with FP32 gradients that travel as BF16: torchrun --nproc-per-node=4 docs/examples/fsdp.py"""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A layer split over ranks, compiled as one graph: python functional.py"""
+"""A layer split over ranks, compiled as one graph: python docs/examples/functional.py"""
 
 import torch
 

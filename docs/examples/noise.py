@@ -1,4 +1,4 @@
-"""Clipping, skipped overflows and a noise scale that is measured: torchrun --nproc-per-node=4 noise.py"""
+"""Clipping, skipped overflows and a noise scale that is measured: torchrun --nproc-per-node=4 docs/examples/noise.py"""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Ranks from a notebook or a script, without torchrun: python notebook.py"""
+"""Ranks from a notebook or a script, without torchrun: python docs/examples/notebook.py"""
 
 import torch
 from torch.nn.parallel import DistributedDataParallel

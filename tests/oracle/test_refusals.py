@@ -7,6 +7,7 @@ import torch
 from ways import C64, E4M3, FP32, FP64, filled
 
 from tricoll import oracle
+from tricoll.oracle import reductions
 
 
 def test_what_types_have():
@@ -69,6 +70,15 @@ def test_every_small_float_converts():
 def test_what_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call([torch.ones(3)] * 2)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_no_order_is_no_other_order(monkeypatch, n):
+    """Of an algorithm that is in ALGORITHMS and not in ORDERS: it is not judged by another one's order."""
+    monkeypatch.setattr(reductions, "ALGORITHMS", dict.fromkeys(reductions.ALGORITHMS, ("star",)))
+    for collective in (oracle.all_reduce, oracle.reduce_scatter, oracle.reduce):
+        with pytest.raises(ValueError, match=r"ORDERS in oracle/order\.py has no 'star'"):
+            collective([torch.ones(3)] * n, algorithm="star")
 
 
 def test_no_bound_for_integers():

@@ -46,7 +46,13 @@ ORDERS: dict[str, Callable[[Steps, list[Tensor], int], Tensor]] = {
 
 
 def total(steps: Steps, algorithm: str, shares: list[Tensor], owner: int) -> Tensor:
-    """Of a chunk that belongs to rank ``owner``, by any algorithm but a tree. One rank alone sends nothing."""
+    """Of a chunk that belongs to rank ``owner``, by any algorithm but a tree. One rank alone sends nothing.
+
+    Raises:
+        ValueError: nothing says in which order this algorithm adds.
+    """
+    if algorithm not in ORDERS:
+        raise ValueError(f"ORDERS in oracle/order.py has no {algorithm!r}, only {tuple(ORDERS)}")
     return steps.enter(shares[0]) if steps.n == 1 else ORDERS[algorithm](steps, shares, owner)
 
 
