@@ -109,7 +109,8 @@ class Arguments:
         else:
             x, out = reals(x), reals(out)
         family = dispatch.family(plan.algorithm, collective, wire.itemsize, settings)
-        kernel = KERNELS.get((plan.algorithm, collective), ring.all_reduce)
+        refused = collective not in dispatch.ALGORITHMS[plan.algorithm]  # it is the reason, see Executor.refuse
+        kernel = KERNELS[plan.algorithm, "all_reduce" if refused else collective]
         slot = dispatch.slot_bytes(family, n, settings) // wire.itemsize
         if family == "flagged":
             kernel, slot = FLAGGED[plan.algorithm, collective], dispatch.slot_bytes(family, n, settings) // 8
