@@ -71,7 +71,7 @@ def test_the_quick_start_of_the_readme(installed, tmp_path):
     script.write_text(re.search(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)[1])
     lines = run(installed, script, cwd=tmp_path).splitlines()
     assert lines[0] == "[1.5, 1.5, 1.5, 1.5]" and f": {lines[0]}" in README
-    assert re.fullmatch(r"3\.5 \d+ [\d.e-]+", lines[1])
+    assert re.fullmatch(r"3\.5 \d+", lines[1])
     where = "import tricoll, tricoll.kernels.ring as k; print(tricoll.__file__, k.__file__)"
     assert all(path.startswith(str(installed.parents[1])) for path in run(installed, "-c", where, cwd=tmp_path).split())
 

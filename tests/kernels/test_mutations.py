@@ -331,7 +331,7 @@ PUBLISH = (
     "                link.publish(tx, call, sent, n * (send.dtype.element_ty.primitive_bitwidth // 8))\n"
 )
 TRANSFER = "            transfer(own, recv, out, send, n, red, OWN, RECV, KEEP, SEND, LAST, OP, BLOCK)\n"
-PUT = "shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)"
+PUT = "shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.ready + k % call.SLOTS, _flag(call, k), tx.pe)"
 
 MUTANTS = [
     # Waits.
@@ -350,7 +350,7 @@ MUTANTS = [
     Mutant("data without the flag", {link.publish: [("_flag(call, k)", "0")] * 2}),
     Mutant(
         "flag without the data",
-        {link.publish: [(PUT, "shmem.signal(tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)")]},
+        {link.publish: [(PUT, "shmem.signal(tx.ready + k % call.SLOTS, _flag(call, k), tx.pe)")]},
         links=("put",),
     ),
     Mutant(
@@ -359,8 +359,8 @@ MUTANTS = [
             link.publish: [
                 (
                     PUT,
-                    "shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.abort + 15, 1, tx.peer); "
-                    "shmem.signal(tx.ready + k % call.SLOTS, _flag(call, k), tx.peer)",
+                    "shmem.put_signal(dest, slot(tx, call, k), nbytes, tx.abort + 15, 1, tx.pe); "
+                    "shmem.signal(tx.ready + k % call.SLOTS, _flag(call, k), tx.pe)",
                 )
             ]
         },
