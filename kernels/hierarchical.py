@@ -80,7 +80,7 @@ def _hop(
     # Pieces first to first + window of this rank's chunk for node s. SHARES: add those of this node, its messages m
     # on. RECV: take what was message k - window on of the rail. SEND: pass it on as k on. SPREAD: give it to the
     # others of this node as messages ``again`` on. Without SHARES and RECV, it lies in this rank's own slot. The
-    # switches are known at run time only, so that the bulk loop is written once: each copy takes a second to compile.
+    # switches are known at run time only, so that the bulk loop is written once: each copy would have to be compiled.
     chunk = s * work.size + work.local
     tx, rx = _to_right(call, net, work, WIRE), _from_left(call, net, work, WIRE)
     mine = link.from_member(call, net, work.local, WIRE)

@@ -26,12 +26,11 @@ from tricoll.errors import CollectiveError, HeapExhausted
 from . import cuda, gpus, symmetric
 from .agree import check_same, exchange
 from .base import Counters, Heap
-from .board import StoreBoard, pause
+from .board import LEFT, StoreBoard, gone, pause
 from .processes import Processes
 
 log = logging.getLogger("tricoll")
 
-LEFT = 7  # the board slot in which a rank says, when it closes, how many calls it took part in
 OLDEST = (3, 4)  # NVSHMEM
 
 
@@ -222,10 +221,8 @@ class NvshmemFabric:
         return pause(until, timeout, lambda: self.stopped or bool(self.dead()))
 
     def dead(self) -> list[int]:
-        gone = self._processes.gone()
-        left = {r: count - 1 for r in range(self.world_size) if (count := self.peek(r, LEFT)[0])}
-        early = {r for r, calls in left.items() if calls < self.sequence}
-        return sorted(early | gone - left.keys())
+        left = (self.peek(r, LEFT)[0] for r in range(self.world_size))
+        return gone(left, self.sequence, self._processes.gone())
 
     def stop(self) -> None:
         self.stopped = True
