@@ -79,7 +79,10 @@ class Pointer:
     __slots__ = ("dtype", "memory", "offset", "pe")
 
     def __init__(self, memory: torch.Tensor, offset: int, dtype: tl.pointer_type, pe: int | None = None) -> None:
-        self.memory, self.offset, self.dtype, self.pe = memory, offset, dtype, pe
+        self.memory = memory
+        self.offset = offset
+        self.dtype = dtype
+        self.pe = pe
 
     @classmethod
     def to(cls, tensor: torch.Tensor) -> Pointer:
@@ -127,7 +130,8 @@ class Kernel(JITFunction):
         return self.cpu or interpreter.InterpretedFunction(self.fn).rewrite()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return (self.interpreted if program().interpreted else self.twin)(*args, **kwargs)
+        running = _here.program or program()
+        return (self.interpreted if running.interpreted else self.twin)(*args, **kwargs)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The simulator's own: virtual time is a matter of the program, not of the seed, where puts are prompt."""
+"""The simulator's own: virtual time, which is not a matter of the seed where puts are prompt; and too large a heap."""
 
 import pytest
 import torch
@@ -26,3 +26,9 @@ def test_channels_keep_a_port_busy():
     profile = tricoll.LinkProfile(alpha=1e-6, beta=1e9)
     alone, shared = (seconds("ring", 1, channels=c, slots=8, window=4, profile=profile) for c in (1, 4))
     assert shared <= alone
+
+
+def test_more_memory_than_there_is():
+    """More than a process can address: on no machine is it there."""
+    with pytest.raises(tricoll.HeapExhausted, match=r"2 simulated ranks need \d+ bytes each.*TRICOLL_CHANNELS"):
+        tricoll.simulate(lambda comm: None, 2, channels=10**8)

@@ -54,6 +54,11 @@ def peek_word(address: int) -> int:
     return ctypes.c_int64.from_address(address).value
 
 
+def poke_word(address: int, word: int) -> None:
+    """Write a word without ordering anything: where all that read it are in this thread."""
+    ctypes.c_int64.from_address(address).value = word
+
+
 _NUMPY = {tl.int64: np.int64, tl.int32: np.int32, tl.float64: np.float64}
 
 
@@ -139,13 +144,15 @@ class CpuProgram:
     def wait(self, flag: Any, generation: Any, abort: Any, epoch: Any, timeout: Any) -> Any:
         wanted, where, told, until = integer(generation), address(flag), address(abort), integer(epoch)
 
+        seen, stop = ctypes.c_int64.from_address(where), ctypes.c_int64.from_address(told)
+
         def over() -> bool:
-            return peek_word(where) >> 24 >= wanted or 0 < peek_word(told) >> 16 <= until
+            return seen.value >> 24 >= wanted or 0 < stop.value >> 16 <= until
 
         if not over() and not self.block(over, integer(timeout) / 1e9):
             word = shmem.TIMED_OUT
         else:
-            word = load_word(where)
+            word = self.acquire(where)
             if word >> 24 < wanted:
                 word = shmem.ABORTED
             self.seen(where)
@@ -199,6 +206,10 @@ class CpuProgram:
             total.add_(share)
         for place in places:
             self.write(place, count).copy_(total)
+
+    def acquire(self, flag: int) -> int:
+        """Read the word at ``flag``, and after it what its sender wrote before it."""
+        return load_word(flag)
 
     def block(self, over: Callable[[], bool], timeout: float) -> bool:
         """Let others run until ``over()``; False if it does not come within ``timeout`` seconds."""

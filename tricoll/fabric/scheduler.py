@@ -12,7 +12,7 @@ from greenlet import getcurrent, greenlet
 
 from tricoll.kernels import jit
 
-from .cpu import store_word
+from .cpu import poke_word
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Task:
         self.ready: Callable[[], bool] | None = None
         self.give_up = False  # set by the scheduler when nobody can go on
         self.bound: Any = None  # the program that device functions act for while this task runs
+        self.pace = 0.0  # how often it is drawn, compared with others; 0: not known yet
 
 
 class Scheduler:
@@ -100,13 +101,14 @@ class Scheduler:
         """Who goes on: anybody if adversarial; else who is earliest, so that what follows from it is later for all."""
         if not self.adversarial:
             return min(runnable, key=lambda task: task.clock())
-        return self.random.choices(runnable, [self.pace(task) for task in runnable])[0]
+        return self.random.choices(runnable, [task.pace or self.pace(task) for task in runnable])[0]
 
     def pace(self, task: Task) -> float:
-        """How often a task is drawn, compared with others."""
+        """Draw how often a task is drawn: the same in all kernels that a channel runs."""
         if task.name not in self.paces:
             self.paces[task.name] = self.random.choice((1.0, 1.0, 0.02))
-        return self.paces[task.name]
+        task.pace = self.paces[task.name]
+        return task.pace
 
     def losers(self) -> list[Task]:
         """Whose waits time out when nobody can go on."""
@@ -123,4 +125,4 @@ class Scheduler:
         if put.nbytes:
             ctypes.memmove(put.dest, put.source, put.nbytes)
         if put.flag:
-            store_word(put.flag, put.word)
+            poke_word(put.flag, put.word)

@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 from tricoll.cost.machines import LinkProfile
-from tricoll.errors import CollectiveError, CollectiveTimeout, MemoryModelViolation
+from tricoll.errors import CollectiveError, CollectiveTimeout, HeapExhausted, MemoryModelViolation
 from tricoll.kernels import jit, link
 from tricoll.kernels.jit import Kernel, Pointer
 
 from .base import Counters, Event, Heap
-from .cpu import CpuProgram, address, byte_heap, convert, integer, interpreting, store_word, tiles
+from .cpu import CpuProgram, address, byte_heap, convert, integer, interpreting, peek_word, poke_word, tiles
 from .scheduler import Put, Scheduler
 from .virtual_time import VirtualTime
 
@@ -115,7 +115,7 @@ class SimProgram(CpuProgram):
         self.scheduler.await_turn()
         self.world.time.store(self.rank, self.channel, peer, nbytes, where, shown=not self.over)
         self.flush()
-        store_word(where, word)
+        poke_word(where, word)
         self.scheduler.step_aside()
 
     def store_words(self, dest: Pointer, words: torch.Tensor, nbytes: int) -> None:
@@ -173,6 +173,12 @@ class SimProgram(CpuProgram):
         self.over |= integer(code) != 0
         return code, seen
 
+    def store(self, pointer: Any, word: Any) -> None:
+        poke_word(address(pointer), integer(word))
+
+    def acquire(self, flag: int) -> int:
+        return peek_word(flag)  # all is in one thread: what the scheduler has delivered is there
+
     def block(self, over: Callable[[], bool], timeout: float) -> bool:
         return self.scheduler.block(over)
 
@@ -197,7 +203,13 @@ class SimFabric:
     def allocate(self, nbytes: int, agreed: Mapping[str, Any]) -> Heap:  # one program: all ranks agree
         mine = self.world.heaps[self.rank]
         index = len(mine)
-        memory = torch.zeros(nbytes // 8 + 16, dtype=torch.int64)
+        try:
+            memory = torch.zeros(nbytes // 8 + 16, dtype=torch.int64)
+        except RuntimeError:  # of PyTorch's allocator
+            raise HeapExhausted(
+                f"{self.world_size} simulated ranks need {nbytes} bytes each, more than a process here gets: "
+                "make the heaps smaller (channels=..., slots=..., slot_bytes=..., or TRICOLL_CHANNELS and so on)"
+            ) from None
         aligned = memory[(-memory.data_ptr() // 8) % 16 :][: nbytes // 8]
         mine.append(byte_heap(Heap(aligned, aligned)))
         self.world.scheduler.block(lambda: all(len(theirs) > index for theirs in self.world.heaps))
@@ -221,16 +233,17 @@ class SimFabric:
                     program.unfenced = 0
                     program.flush()
                     jit.bind(None)
+                    running.discard(program.channel)
 
             return run
 
-        tasks = []
+        running = set(range(channels))
         for c in range(channels):
             program = SimProgram(self.world, c, self.rank, self.heaps, self.counters)
             clock = functools.partial(self.world.time.of, self.rank, c)
-            tasks.append(self.world.scheduler.spawn(f"rank {self.rank} channel {c}", body(program), clock))
-        while not all(t.greenlet.dead for t in tasks):
-            self.world.scheduler.block(lambda: all(t.greenlet.dead for t in tasks))
+            self.world.scheduler.spawn(f"rank {self.rank} channel {c}", body(program), clock)
+        while running:
+            self.world.scheduler.block(lambda: not running)
         self._record_stuck(arguments.get("status"))
         self.world.time.meet(self.rank, channels)
         if errors:
