@@ -5,6 +5,7 @@ import random
 import threading
 import time
 import weakref
+from datetime import timedelta
 
 import pytest
 import torch
@@ -164,6 +165,9 @@ def absent(comm, kind):
     else:
         work = comm.recv(torch.ones(4), 2, async_op=True)
     queued = comm.all_reduce(torch.ones(4), async_op=True)
+    for nonsense in (-1, float("nan"), timedelta(seconds=-1)):
+        with pytest.raises(ValueError, match="it must be positive, or None or 0"):
+            work.wait(nonsense)
     start, messages = time.monotonic(), []
     for each in (work, queued):
         with pytest.raises(tricoll.CollectiveTimeout) as caught:

@@ -60,6 +60,11 @@ class Communicator:
         return self._fabric.name
 
     @property
+    def device(self) -> torch.device:
+        """Where tensors must be: the CPU, or this rank's GPU."""
+        return self._fabric.device
+
+    @property
     def destroyed(self) -> bool:
         """Whether :meth:`destroy` has been called."""
         return self._executor.destroyed

@@ -59,12 +59,15 @@ class Work(dist.Work):
                 bounds.
 
         Raises:
+            ValueError: ``timeout`` is negative.
             RuntimeError: a callback of an earlier call waits, which this one is queued behind.
             CollectiveTimeout: it has not finished within ``timeout``; the message says which ranks are late, if that is
                 known. The call goes on: wait again, or destroy the communicator.
             CollectiveError: the call failed.
         """
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if seconds is not None and not seconds >= 0:
+            raise ValueError(f"timeout is {seconds} s; it must be positive, or None or 0 for no limit of its own")
         if not self._done.is_set() and self._queue.inside:
             raise RuntimeError(
                 f"a callback of an earlier call waits for {self.what}, which can only start when that callback has "

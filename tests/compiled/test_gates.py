@@ -203,6 +203,15 @@ def test_gates_that_no_kernel_can_fail_yet(compiled):
     assert objects(local=8) == {"no spills"}
 
 
+@variants(MAIN[0])
+def test_a_kernel_that_nobody_has_described(compiled):
+    new = dataclasses.replace(compiled, variant=dataclasses.replace(compiled.variant, kernel="chain.all_reduce"))
+    assert gates.problems(new) == [
+        "chain.all_reduce mapped sm_80 fp32:bf16:fp32 avg: not checked: "
+        "say in SHAPES of tricoll/gates.py what is written out in this kernel"
+    ]
+
+
 @variants(next(v for v in MAIN if v.link == "put"))
 def test_the_state_that_the_host_side_looks_for(compiled):
     lost = dataclasses.replace(compiled, exported=compiled.exported - {bitcode.STATE[0]})

@@ -35,7 +35,7 @@ def check(comm: Communicator) -> list[str]:
     """All-reduce on one rank. Returns the algorithms that it ran; AssertionError says where one is wrong."""
     inputs = testing.make_inputs(comm.world_size, (ELEMENTS,), torch.float32, seed=1)
     for name in ALGORITHMS:
-        x = inputs[comm.rank].to(comm._fabric.device, copy=True)
+        x = inputs[comm.rank].to(comm.device, copy=True)
         comm.all_reduce(x, "avg", wire="bf16", algo=name)
         expected = oracle.all_reduce(inputs, "avg", torch.bfloat16, algorithm=name)
         testing.assert_same_bits(x.cpu(), expected, f"rank {comm.rank}, {name}")

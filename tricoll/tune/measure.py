@@ -85,7 +85,7 @@ def measure(
     ``write`` gets a line for each block: {"pass", "collective", "nbytes", "seconds": {algorithm: [s, ...]}}, where a
     call's time is that of its slowest rank, from a barrier on. Algorithms take turns, call by call.
     """
-    settings, device = comm._settings, comm._fabric.device
+    settings, device = comm._settings, comm.device
     topology = tuned.target(comm.fabric, comm.world_size, settings).topology
     blocks, finished = grid.blocks(), set(done)
     skip = torch.tensor([int(block in finished) for block in blocks], device=device)
