@@ -16,6 +16,14 @@ PIP_FLAGS   ?=
 PYTEST_ARGS ?=
 DEMO_ARGS   ?=
 
+# First what needs one core, two at a time; then what starts processes of its own. Pytest exits with 5 if nothing was
+# selected, which is an error only when both did.
+define two_phases
+@phase=1; $(PY) -m pytest -n 2 --dist loadgroup -m one_core $(1) $(PYTEST_ARGS); first=$$?; \
+phase=2; $(PY) -m pytest -m "not one_core" $(1) $(PYTEST_ARGS); second=$$?; \
+case "$$first $$second" in "0 5" | "5 0") exit 0 ;; "0 "*) exit $$second ;; *) exit $$first ;; esac
+endef
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
@@ -41,12 +49,12 @@ typecheck: $(READY) ## mypy
 	$(PY) -m mypy
 
 pytest: $(READY) ## the tests, with the newest Triton
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(call two_phases,)
 
 pytest-triton36: $(READY) $(READY_T36) ## the kernel tests, with the oldest Triton
 	@PYTHONPATH="$(CURDIR)/$(T36)" $(PY) -c 'import numpy, triton; print("Kernel tests with Triton", triton.__version__, "and NumPy", numpy.__version__); assert triton.__version__ == "3.6.0"'
 	@# What is run by Python and PyTorch alone does not depend on Triton: only what is interpreted or compiled does.
-	HYPOTHESIS_PROFILE=quick PYTHONPATH="$(CURDIR)/$(T36)" $(PY) -m pytest tests/kernels \
+	HYPOTHESIS_PROFILE=quick PYTHONPATH="$(CURDIR)/$(T36)" $(PY) -m pytest -n 2 --dist loadgroup tests/kernels \
 	    -k "triton or interpreted or implementations" $(PYTEST_ARGS)
 
 docs: $(READY) ## build the documentation's site in build/site, every warning an error (a test does, too)
@@ -60,8 +68,9 @@ pages: $(READY) ## write again what commands write of docs/doctor.md, docs/pictu
 	$(VENV)/bin/tricoll plan --params 8e9 --gpus 64 --backward 4s --plot docs/plots/lanes.png
 
 status: $(READY) ## run the tests with the newest Triton, and write docs/status.md from what they did
-	-$(PY) -m pytest --seen=build/seen.json $(PYTEST_ARGS)
-	$(PY) tests/support/status.py build/seen.json docs/status.md
+	@rm -f build/seen-1.json build/seen-2.json
+	-$(call two_phases,--seen=build/seen-$$phase.json)
+	$(PY) tests/support/status.py build/seen-1.json build/seen-2.json docs/status.md
 
 setup: $(READY) $(READY_T36) ## only make the environment in .venv
 

@@ -28,6 +28,11 @@ os.environ.setdefault("TRICOLL_PROFILE", "host")
 OTHERS = ("sem.mp-", "vader_segment")
 TALLY = collections.Counter()
 
+# Tests of one process that measure no time: `make test` runs these two at a time, and the others, which start ranks or
+# compilers of their own, one at a time.
+ONE_CORE = ("cases", "kernels", "oracle", "testing", "fabric/test_sim.py", "test_cost.py", "test_schedule.py")
+ONE_CORE = tuple(Path(__file__).parent / name for name in ONE_CORE)
+
 
 def pytest_addoption(parser):
     parser.addoption("--seen", metavar="FILE", help="write what was tested on which fabric (make status)")
@@ -42,7 +47,20 @@ def pytest_configure(config):
         config.pluginmanager.register(Recorder(path, folder.name), "seen")
 
 
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # a process of pytest -n
+        session.config.workeroutput["tally"] = dict(TALLY)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    TALLY.update(getattr(node, "workeroutput", {}).get("tally", {}))
+
+
 def pytest_collection_modifyitems(items):
+    for item in items:
+        if any(item.path.is_relative_to(path) for path in ONE_CORE) and "builds" not in item.fixturenames:
+            item.add_marker(pytest.mark.one_core)
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for item in items:
         if item.get_closest_marker("multigpu") and gpus < 2:

@@ -2,12 +2,14 @@
 
 import functools
 import json
+import types
 
 import seen
 import status
 import torch
 
 import tricoll
+from tricoll.compile import catalogue
 from tricoll.executor import Executor
 
 CALL = ["sim", "put", "all_reduce", "ring", "float32", "bfloat16", "float32"]
@@ -51,6 +53,18 @@ def test_a_call_of_another_process_is_seen(pool):
 def plainly(told):
     """Where this session is recorded, the pool tells of its own, and ours are within."""
     return told if isinstance(told, seen.Told) else seen.Told(told, set())
+
+
+def test_kernels_that_a_test_looks_at_are_seen(request):
+    class Item:
+        def __init__(self, **params):
+            self.callspec = types.SimpleNamespace(params=params)
+
+    variant, *_ = catalogue((90,), ("put",), ("ring.all_reduce",))
+    looked_at = {("ring.all_reduce", "put", 90, "fp32:bf16:fp32")}
+    # By whatever name the tests of tests/compiled and tests/kernels call them.
+    assert seen.compiled_for(Item(gate=str, compiled=variant)) == seen.compiled_for(Item(variant=variant)) == looked_at
+    assert seen.compiled_for(Item(link="put")) == seen.compiled_for(request.node) == set()
 
 
 def written(tmp_path, *records):

@@ -21,7 +21,10 @@ try:
 except FileNotFoundError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-pytestmark = pytest.mark.timeout(600)  # the first test waits for compilers that run side by side
+pytestmark = [
+    pytest.mark.timeout(600),  # the first test waits for compilers that run side by side
+    pytest.mark.xdist_group("compilers"),  # of one process of pytest -n
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,9 @@ import pickle
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
+from tricoll.compile import Variant
 from tricoll.executor import Executor
 from tricoll.pool import Pool
 
@@ -89,10 +92,7 @@ class Recorder:
         os.environ[FOLDER] = str(folder)
 
     def pytest_runtest_call(self, item):
-        variant = getattr(item, "callspec", None) and item.callspec.params.get("variant")
-        if hasattr(variant, "kernel"):
-            what = (variant.kernel, variant.link, variant.arch, variant.dtypes)
-            self.compiled[file_of(item)].add(what)
+        self.compiled[file_of(item)] |= compiled_for(item)
 
     def pytest_runtest_teardown(self, item):
         self.calls[file_of(item)] |= take()
@@ -106,7 +106,17 @@ class Recorder:
         if report.skipped and isinstance(report.longrepr, tuple):
             self.skipped[file_of(report)][report.longrepr[2].removeprefix("Skipped: ")] += 1
 
-    def pytest_sessionfinish(self):
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node):
+        """With ``pytest -n``, tests run in other processes: these tell what was called, and pytest how tests ended."""
+        for kind, seen in getattr(node, "workeroutput", {}).get("seen", {}).items():
+            for file, what in seen.items():
+                getattr(self, kind)[file] |= what
+
+    def pytest_sessionfinish(self, session):
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["seen"] = {"calls": dict(self.calls), "compiled": dict(self.compiled)}
+            return
         record = {
             file: {
                 "calls": sorted(self.calls[file]),
@@ -118,6 +128,12 @@ class Recorder:
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(record, indent=1))
+
+
+def compiled_for(item):
+    """The machine code that a test looks at: parameters that are a :class:`tricoll.compile.Variant`."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return {(v.kernel, v.link, v.arch, v.dtypes) for v in params.values() if isinstance(v, Variant)}
 
 
 def file_of(test):
