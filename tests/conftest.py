@@ -58,11 +58,10 @@ def pytest_testnodedown(node):
 
 
 def pytest_collection_modifyitems(items):
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for item in items:
         if any(item.path.is_relative_to(path) for path in ONE_CORE) and "builds" not in item.fixturenames:
             item.add_marker(pytest.mark.one_core)
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for item in items:
         if item.get_closest_marker("multigpu") and gpus < 2:
             item.add_marker(pytest.mark.skip(reason=f"needs two CUDA GPUs; this machine has {gpus}"))
         elif item.get_closest_marker("gpu") and not gpus:

@@ -59,7 +59,7 @@ class Work(dist.Work):
                 bounds.
 
         Raises:
-            ValueError: ``timeout`` is negative.
+            ValueError: ``timeout`` is negative or NaN.
             RuntimeError: a callback of an earlier call waits, which this one is queued behind.
             CollectiveTimeout: it has not finished within ``timeout``; the message says which ranks are late, if that is
                 known. The call goes on: wait again, or destroy the communicator.
