@@ -104,6 +104,8 @@ class Control:
         mine = min(failures, key=lambda f: f.code == link.ABORTED)
         if pair:
             return self._explain_pair(call, mine)
+        # The last failure that this rank outlived: a mismatch, after which the next call works.
+        outlived = self.fabric.peek(self.fabric.rank, FAILED)[0]
         self.fabric.post(FAILED, self.sequence, json.dumps(asdict(mine)))
         silent = self._others()
         self.fabric.pause(lambda: not self._still(silent, FAILED, self.sequence), GRACE)
@@ -116,6 +118,9 @@ class Control:
         # Fingerprints meet only where the calls use the same links; the others are found here, after the timeout.
         if any(f.code == link.MISMATCH for f in seen.values()) or (len(seen) == len(calls) and len(set(calls)) > 1):
             return CollectiveMismatch(self._differences([text for _, text in entered]))
+        # Whoever gave up in a call before, in which this rank had less to do, has told why, and may have left since.
+        before = {r: Failure(**json.loads(heard[r][1])) for r in late if heard[r][0] > outlived}
+        seen |= {r: f for r, f in before.items() if f.code != link.MISMATCH}
         reasons = "; ".join(f"rank {r}: {f}" for r, f in seen.items() if f.code != link.ABORTED)
         what = f"call {self.sequence}, {call}"
         silent = sorted(set(range(self.fabric.world_size)) - set(seen))

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import tricoll
+from tricoll import control
 from tricoll.fabric import host
 from tricoll.pool import RankError
 
@@ -117,6 +118,30 @@ def test_case_31e_a_stopped_rank(pool, check):
 
     outcomes = pool(4).run(work, check=check, timeout=TIMEOUT)
     assert_named(outcomes, 1, [tricoll.CollectiveTimeout], 0.3 + TIMEOUT + 2)
+
+
+def test_a_rank_that_gave_up_in_the_call_before_is_not_the_culprit(pool):
+    """Ranks 3 and 0 only send in call 1, and are in call 2 when rank 2, to which rank 1 sends nothing, gives up."""
+
+    def work(comm):
+        if comm.rank == 1:
+            return time.sleep(4.0)
+        control.GRACE = 0.1 if comm.rank == 2 else 1.0  # rank 2 leaves while the others still listen
+
+        def calls():
+            comm.reduce(torch.ones(3), 2)
+            comm.all_reduce(torch.ones(3))
+
+        try:
+            return attempt(calls)
+        finally:
+            control.GRACE = 1.0
+
+    outcomes = pool(4).run(work, check=False, timeout=1.0)
+    assert_named(outcomes, 1, [tricoll.CollectiveTimeout], 4.0)
+    for rank, call in ((0, 2), (2, 1), (3, 2)):
+        assert outcomes[rank][1][1].startswith(f"rank {rank}, call {call}, ")
+    assert "rank 2: channel 0 waited for data from rank 1" in outcomes[3][1][1]
 
 
 def test_a_communicator_that_failed_says_so(pool):
