@@ -19,7 +19,7 @@ DEMO_ARGS   ?=
 # First what needs one core, two at a time; then what starts processes of its own. Pytest exits with 5 if nothing was
 # selected, which is an error only when both did.
 define two_phases
-@phase=1; $(PY) -m pytest -n 2 -m one_core $(1) $(PYTEST_ARGS); first=$$?; \
+@phase=1; $(PY) -m pytest -n 2 --dist loadgroup -m one_core $(1) $(PYTEST_ARGS); first=$$?; \
 phase=2; $(PY) -m pytest -m "not one_core" $(1) $(PYTEST_ARGS); second=$$?; \
 case "$$first $$second" in "0 5" | "5 0") exit 0 ;; "0 "*) exit $$second ;; *) exit $$first ;; esac
 endef

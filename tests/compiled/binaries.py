@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from tricoll import bitcode
+from tricoll import bitcode, compile
 from tricoll.compile import catalogue
 
 pytest.importorskip("llvmlite", reason="llvmlite is not installed: pip install 'tricoll[cu13]'")
@@ -45,3 +45,7 @@ def cache_for(sources):
 
 
 KERNEL_SOURCES = Path(importlib.import_module("tricoll.kernels").__file__).parent
+
+if __name__ == "__main__":  # ahead of the tests: what they look at is in the cache then
+    for variant in dict.fromkeys([*MAIN, *OTHER_DTYPES, *COUNTING]):
+        compile.build(variant)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from tricoll.cost.machines import LinkProfile
@@ -204,8 +205,9 @@ class SimFabric:
         mine = self.world.heaps[self.rank]
         index = len(mine)
         try:
-            memory = torch.zeros(nbytes // 8 + 16, dtype=torch.int64)
-        except RuntimeError:  # of PyTorch's allocator
+            # NumPy's zeros are pages that take no memory, and no time, until they are written; PyTorch's are written.
+            memory = torch.from_numpy(np.zeros(nbytes // 8 + 16, np.int64))
+        except (MemoryError, ValueError):  # more than there is, or than a process can ask for
             raise HeapExhausted(
                 f"{self.world_size} simulated ranks need {nbytes} bytes each, more than a process here gets: "
                 "make the heaps smaller (channels=..., slots=..., slot_bytes=..., or TRICOLL_CHANNELS and so on)"
