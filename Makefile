@@ -16,10 +16,10 @@ PIP_FLAGS   ?=
 PYTEST_ARGS ?=
 DEMO_ARGS   ?=
 
-# First what needs one core, two at a time; then what starts processes of its own. Pytest exits with 5 if nothing was
+# First what needs one core, two files at a time: tests of a file share what they compile and count. Then what starts processes of its own. Pytest exits with 5 if nothing was
 # selected, which is an error only when both did.
 define two_phases
-@phase=1; $(PY) -m pytest -n 2 --dist loadgroup -m one_core $(1) $(PYTEST_ARGS); first=$$?; \
+@phase=1; $(PY) -m pytest -n 2 --dist loadfile -m one_core $(1) $(PYTEST_ARGS); first=$$?; \
 phase=2; $(PY) -m pytest -m "not one_core" $(1) $(PYTEST_ARGS); second=$$?; \
 case "$$first $$second" in "0 5" | "5 0") exit 0 ;; "0 "*) exit $$second ;; *) exit $$first ;; esac
 endef
@@ -54,7 +54,7 @@ pytest: $(READY) ## the tests, with the newest Triton
 pytest-triton36: $(READY) $(READY_T36) ## the kernel tests, with the oldest Triton
 	@PYTHONPATH="$(CURDIR)/$(T36)" $(PY) -c 'import numpy, triton; print("Kernel tests with Triton", triton.__version__, "and NumPy", numpy.__version__); assert triton.__version__ == "3.6.0"'
 	@# What is run by Python and PyTorch alone does not depend on Triton: only what is interpreted or compiled does.
-	HYPOTHESIS_PROFILE=quick PYTHONPATH="$(CURDIR)/$(T36)" $(PY) -m pytest -n 2 --dist loadgroup tests/kernels \
+	HYPOTHESIS_PROFILE=quick PYTHONPATH="$(CURDIR)/$(T36)" $(PY) -m pytest -n 2 --dist loadfile tests/kernels \
 	    -k "triton or interpreted or implementations" $(PYTEST_ARGS)
 
 docs: $(READY) ## build the documentation's site in build/site, every warning an error (a test does, too)

@@ -21,10 +21,7 @@ try:
 except FileNotFoundError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-pytestmark = [
-    pytest.mark.timeout(600),  # the first test waits for compilers that run side by side
-    pytest.mark.xdist_group("compilers"),  # of one process of pytest -n
-]
+pytestmark = pytest.mark.timeout(600)  # the first test waits for compilers that run side by side
 
 
 @pytest.fixture(scope="module")

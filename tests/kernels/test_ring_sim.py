@@ -14,7 +14,6 @@ from tricoll.settings import settings_for
 from tricoll.testing import Layout
 
 pytestmark = [
-    pytest.mark.xdist_group("ring"),  # in one process of pytest -n: the last test counts what the others did
     # Infinities and NaN are among the values; NumPy, which is under Triton's interpreter, warns of them.
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),  # Triton 3.6
