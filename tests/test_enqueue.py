@@ -7,11 +7,12 @@ import time
 
 import pytest
 import torch
-from enqueued import enqueuing, over
+from enqueued import enqueuing, over, poll
 
 import tricoll
 from tricoll import testing
 from tricoll.enqueue import StreamQueue
+from tricoll.fabric.board import LEFT
 
 
 def outcome(call):
@@ -151,6 +152,26 @@ def test_an_absent_rank_is_named_while_the_call_runs_and_after_it(pool):
         assert any(
             re.search(r"has waited for \d\.\d s\. Late: rank 2 is in its call 2 barrier", line) for line in records
         ), records
+
+
+def one_leaves_after_its_error(comm):
+    with enqueuing(comm, "leaves", timeout=1.0) as c:
+        c.all_reduce(torch.ones(3))
+        c.barrier()
+        if c.rank == 2:  # takes no part
+            time.sleep(4)
+            return None
+        if c.rank == 1:  # is a call ahead, and looks at the others when rank 0 has closed
+            c._fabric.pause = lambda until, timeout: poll(lambda: c._fabric.peek(0, LEFT)[0], 20)
+        calls = [c.all_reduce(torch.ones(100), async_op=True) for _ in range(1 + c.rank)]
+        return outcome(lambda: calls[0].wait(20))
+
+
+def test_a_rank_that_has_told_its_error_and_left_is_not_taken_for_the_culprit(pool):
+    *said, absent = pool(3).run(one_leaves_after_its_error, limit=60)
+    assert absent is None
+    for text in said:
+        assert "ranks [2] did not take part within 1 s" in text
 
 
 def different(comm):

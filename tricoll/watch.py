@@ -209,7 +209,7 @@ class Watch:
             return CollectiveMismatch(self._differences(call, heard, mine))
         reasons = "; ".join(f"rank {r}: {f}" for r, f in reports.items() if f.code != link.ABORTED)
         behind = [r for r in others if self._progress(r)[0] < sequence]
-        gone = [r for r in fabric.dead() if r != self._rank]
+        gone = [r for r in fabric.dead() if r not in heard]  # whoever has told why may have left since
         if gone:
             return PeerFailure(
                 f"rank {self._rank}, {call}: ranks {gone} are gone: their processes have ended or left. ({reasons})"
