@@ -8,13 +8,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import plots
 from .fabric.base import Event
-
-if TYPE_CHECKING:
-    from .trace import Trace
+from .recording import Recording
 
 MOST = 16  # ranks
 MANY = 45  # messages a rank: more are drawn without bands and heads, which would be a blot
@@ -30,7 +28,7 @@ HEAD, HALF = 0.10, 0.035  # inches: an arrow's head
 class Picture:
     """Where things are: x in units of time, y in inches from the top of the lanes."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Recording) -> None:
         self.trace = trace
         self.factor, self.unit = trace.unit
         self.pitch = LANE + CHANNEL * (trace.channels - 1)
@@ -72,7 +70,7 @@ class Picture:
         return [(tip, there), (back[0] - aside[0], back[1] + aside[1]), (back[0] + aside[0], back[1] - aside[1])]
 
 
-def draw(trace: Trace, path: Path, flags: bool | None = None) -> None:
+def draw(trace: Recording, path: Path, flags: bool | None = None) -> None:
     """See :meth:`tricoll.trace.Trace.draw`."""
     if trace.ranks > MOST:
         raise ValueError(f"a picture shows up to {MOST} ranks, and these are {trace.ranks}: take text, or FILE.json")
@@ -152,7 +150,7 @@ def _stuck(axis: Any, picture: Picture) -> None:
                   zorder=6, bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.5})  # fmt: skip
 
 
-def _legend(fig: Any, flags: bool, trace: Trace) -> None:
+def _legend(fig: Any, flags: bool, trace: Recording) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -181,13 +179,13 @@ def _lines(places: Sequence[Any], **style: Any) -> Any:
     return LineCollection(places, **style)
 
 
-def digest(trace: Trace) -> str:
+def digest(trace: Recording) -> str:
     """What a picture is of, in short: another run has another one."""
     shown = [(e.kind, e.rank, e.channel, e.peer, e.nbytes, f"{e.start:.6g} {e.end:.6g}") for e in trace.events]
     return hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
 
 
-def _save(fig: Any, path: Path, trace: Trace) -> None:
+def _save(fig: Any, path: Path, trace: Recording) -> None:
     from matplotlib import rc_context
 
     # Text stays text, and the same run makes the same file.
