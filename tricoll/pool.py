@@ -175,7 +175,7 @@ def launch(
 
 def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
     """What a rank's process does: run what comes through the pipe until it is told to stop."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     multiprocessing.current_process().daemon = False  # daemons may have no children, such as a DataLoader's workers
     torch.set_num_threads(1)
     os.environ.update(
@@ -198,7 +198,8 @@ def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
         pipe.send_bytes(_dumps(_attempt(work, store, rank, nprocs)))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when the one that started it has ended: for a thread."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     wait([parent.sentinel])

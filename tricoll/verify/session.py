@@ -19,7 +19,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from ..pool import PATIENCE, _end_with_parent
+from ..pool import PATIENCE, end_with_parent
 from .backends import Unavailable, connect
 from .outcome import Outcome, refused
 
@@ -92,7 +92,7 @@ def _serve(
     backend: str, rank: int, size: int, port: int, timeout: float, said: str, load: str, pipe: Connection
 ) -> None:
     """What a rank's process does."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     fd = os.open(said, os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(fd, 2)
