@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from backends import equal, on, ranks_tensor, same_everywhere
+from backends import equal, on, ranks_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -73,6 +73,13 @@ def meshes():
 
 def test_device_mesh_and_dtensor(pool):
     assert on(pool, 4, meshes) == [(True, True)] * 4
+
+
+def same_everywhere(module):
+    mine = torch.cat([p.detach().flatten() for p in module.parameters()])
+    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everybody, mine)
+    return all(torch.equal(each, mine) for each in everybody)
 
 
 def torch_hooks():

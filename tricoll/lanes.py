@@ -28,12 +28,12 @@ HEAD, HALF = 0.10, 0.035  # inches: an arrow's head
 class Picture:
     """Where things are: x in units of time, y in inches from the top of the lanes."""
 
-    def __init__(self, trace: Recording) -> None:
-        self.trace = trace
-        self.factor, self.unit = trace.unit
-        self.pitch = LANE + CHANNEL * (trace.channels - 1)
-        self.height = self.pitch * trace.ranks
-        self.last = max(trace.last * self.factor, 1e-9)
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.factor, self.unit = recording.unit
+        self.pitch = LANE + CHANNEL * (recording.channels - 1)
+        self.height = self.pitch * recording.ranks
+        self.last = max(recording.last * self.factor, 1e-9)
         self.start, self.stop = -0.01 * self.last, 1.01 * self.last
         self.inches = (WIDTH - LEFT - RIGHT) / (self.stop - self.start)  # a unit of time
 
@@ -70,11 +70,13 @@ class Picture:
         return [(tip, there), (back[0] - aside[0], back[1] + aside[1]), (back[0] + aside[0], back[1] - aside[1])]
 
 
-def draw(trace: Recording, path: Path, flags: bool | None = None) -> None:
+def draw(recording: Recording, path: Path, flags: bool | None = None) -> None:
     """See :meth:`tricoll.trace.Trace.draw`."""
-    if trace.ranks > MOST:
-        raise ValueError(f"a picture shows up to {MOST} ranks, and these are {trace.ranks}: take text, or FILE.json")
-    picture = Picture(trace)
+    if recording.ranks > MOST:
+        raise ValueError(
+            f"a picture shows up to {MOST} ranks, and these are {recording.ranks}: take text, or FILE.json"
+        )
+    picture = Picture(recording)
     fig, axis = plots.figure(WIDTH, picture.height + TOP + BOTTOM)
     known = sorted(fig.canvas.get_supported_filetypes())
     if path.suffix.removeprefix(".") not in known:
@@ -83,50 +85,52 @@ def draw(trace: Recording, path: Path, flags: bool | None = None) -> None:
     whole = picture.height + TOP + BOTTOM
     axis.set_position((LEFT / WIDTH, BOTTOM / whole, (WIDTH - LEFT - RIGHT) / WIDTH, picture.height / whole))
     _frame(axis, picture)
-    shown = bool(trace.stuck) if flags is None else flags
+    shown = bool(recording.stuck) if flags is None else flags
     if shown:
         lines = [[(e.start * picture.factor, a), (e.arrival * picture.factor, b)] for e, a, b in _between(picture)]
         axis.add_collection(_lines(lines, color=FLAG, linewidth=0.7, linestyle=(0, (2, 2)), zorder=2))
     _messages(axis, picture)
-    waits = [picture.bar(e, e.end * picture.factor, THIN) for e in trace.waits]
+    waits = [picture.bar(e, e.end * picture.factor, THIN) for e in recording.waits]
     axis.add_collection(_polygons(waits, facecolor=WAIT, zorder=3))
     _stuck(axis, picture)
-    _legend(fig, shown and bool(trace.flags), trace)
-    _save(fig, path, trace)
+    _legend(fig, shown and bool(recording.flags), recording)
+    _save(fig, path, recording)
 
 
 def _between(picture: Picture) -> list[tuple[Event, float, float]]:
-    return [(e, *picture.ends(e)) for e in picture.trace.flags if e.peer != e.rank]
+    return [(e, *picture.ends(e)) for e in picture.recording.flags if e.peer != e.rank]
 
 
 def _frame(axis: Any, picture: Picture) -> None:
-    trace = picture.trace
+    recording = picture.recording
     axis.set(xlim=(picture.start, picture.stop), ylim=(picture.height, 0.0))
-    lanes = [(r, c) for r in range(trace.ranks) for c in range(trace.channels)]
+    lanes = [(r, c) for r in range(recording.ranks) for c in range(recording.channels)]
     for rank, channel in lanes:
         axis.axhline(picture.y(rank, channel), color="#e2e2e2", linewidth=0.8, zorder=1)
-    labels = [f"rank {r}" if trace.channels == 1 else f"{r}, ch. {c}" for r, c in lanes]
+    labels = [f"rank {r}" if recording.channels == 1 else f"{r}, ch. {c}" for r, c in lanes]
     axis.set_yticks([picture.y(*lane) for lane in lanes], labels)
     axis.tick_params(axis="y", length=0)
     axis.grid(axis="x", color="#eeeeee", linewidth=0.8)
     axis.set_axisbelow(True)
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)
-    axis.set_xlabel(f"virtual time ({picture.unit})" + f"; {trace.links}" * bool(trace.links), loc="left", fontsize=9)
-    axis.set_title(trace.summary(), fontsize=10.5, loc="left")
-    if trace.node_size:
-        for node in range(-(-trace.ranks // trace.node_size)):
-            top = node * trace.node_size * picture.pitch
-            bottom = min(top + trace.node_size * picture.pitch, picture.height)
+    axis.set_xlabel(
+        f"virtual time ({picture.unit})" + f"; {recording.links}" * bool(recording.links), loc="left", fontsize=9
+    )
+    axis.set_title(recording.summary(), fontsize=10.5, loc="left")
+    if recording.node_size:
+        for node in range(-(-recording.ranks // recording.node_size)):
+            top = node * recording.node_size * picture.pitch
+            bottom = min(top + recording.node_size * picture.pitch, picture.height)
             axis.axhspan(top, bottom, color="#f4f6fa" if node % 2 else "#ffffff", zorder=0)
             axis.text(1.01, (top + bottom) / 2, f"node {node}", rotation=270, va="center", ha="left", fontsize=9,
                       transform=axis.get_yaxis_transform())  # fmt: skip
 
 
 def _messages(axis: Any, picture: Picture) -> None:
-    messages = picture.trace.messages
-    few = len(messages) <= MANY * picture.trace.ranks
-    for rank in range(picture.trace.ranks):
+    messages = picture.recording.messages
+    few = len(messages) <= MANY * picture.recording.ranks
+    for rank in range(picture.recording.ranks):
         mine, colour = [e for e in messages if e.rank == rank], COLOURS[rank % len(COLOURS)]
         others = [e for e in mine if e.peer != rank]
         bars = [picture.bar(e, e.end * picture.factor, BAR) for e in mine]
@@ -140,7 +144,7 @@ def _messages(axis: Any, picture: Picture) -> None:
 
 
 def _stuck(axis: Any, picture: Picture) -> None:
-    for e in picture.trace.stuck:
+    for e in picture.recording.stuck:
         y, start = picture.y(e.rank, e.channel), e.start * picture.factor
         bar = picture.bar(e, picture.last, BAR)
         axis.add_collection(_polygons([bar], **RED, linewidth=0.8, zorder=3))
@@ -150,7 +154,7 @@ def _stuck(axis: Any, picture: Picture) -> None:
                   zorder=6, bbox={"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 0.5})  # fmt: skip
 
 
-def _legend(fig: Any, flags: bool, trace: Recording) -> None:
+def _legend(fig: Any, flags: bool, recording: Recording) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -158,11 +162,11 @@ def _legend(fig: Any, flags: bool, trace: Recording) -> None:
         Patch(color=COLOURS[0], label="sends, in the sender's colour"),
         Patch(color=COLOURS[0], alpha=0.25, label="a message on its way"),
     ]
-    if trace.waits:
+    if recording.waits:
         handles.append(Line2D([], [], color=WAIT, linewidth=4, label="waits"))
     if flags:
         handles.append(Line2D([], [], color=FLAG, linewidth=0.9, linestyle=":", label="a flag without data"))
-    if trace.stuck:
+    if recording.stuck:
         handles.append(Patch(**RED, label="waits without end"))
     fig.legend(handles=handles, loc="lower right", ncols=len(handles), frameon=False, fontsize=8.5)
 
@@ -179,17 +183,17 @@ def _lines(places: Sequence[Any], **style: Any) -> Any:
     return LineCollection(places, **style)
 
 
-def digest(trace: Recording) -> str:
+def digest(recording: Recording) -> str:
     """What a picture is of, in short: another run has another one."""
-    shown = [(e.kind, e.rank, e.channel, e.peer, e.nbytes, f"{e.start:.6g} {e.end:.6g}") for e in trace.events]
+    shown = [(e.kind, e.rank, e.channel, e.peer, e.nbytes, f"{e.start:.6g} {e.end:.6g}") for e in recording.events]
     return hashlib.sha256(repr(shown).encode()).hexdigest()[:16]
 
 
-def _save(fig: Any, path: Path, trace: Recording) -> None:
+def _save(fig: Any, path: Path, recording: Recording) -> None:
     from matplotlib import rc_context
 
     # Text stays text, and the same run makes the same file.
-    metadata = {"Date": None, "Description": digest(trace)} if path.suffix == ".svg" else None
+    metadata = {"Date": None, "Description": digest(recording)} if path.suffix == ".svg" else None
     path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tricoll"}):
         fig.savefig(path, dpi=130, metadata=metadata)

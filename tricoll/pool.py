@@ -175,7 +175,7 @@ def launch(
 
 def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
     """What a rank's process does: run what comes through the pipe until it is told to stop."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     multiprocessing.current_process().daemon = False  # daemons may have no children, such as a DataLoader's workers
     torch.set_num_threads(1)
     os.environ.update(
@@ -199,11 +199,15 @@ def _serve(rank: int, nprocs: int, port: int, pipe: Connection) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it has ended: for a thread."""
+    """From now on, this process ends when the one that started it has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)  # whatever this rank is waiting for, nobody wants it any more
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)  # whatever this rank is waiting for, nobody wants it any more
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _attempt(work: bytes, store: dist.Store, rank: int, nprocs: int) -> Any:

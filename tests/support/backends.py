@@ -30,10 +30,3 @@ def equal(a, b):
 def ranks_tensor(shape=(4, 6), dtype=torch.float32, k=0):
     r = dist.get_rank()
     return (torch.arange(torch.Size(shape).numel()).reshape(shape) % 13 + 10 * r + k).to(dtype)
-
-
-def same_everywhere(module):
-    mine = torch.cat([p.detach().flatten() for p in module.parameters()])
-    everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(everybody, mine)
-    return all(torch.equal(each, mine) for each in everybody)

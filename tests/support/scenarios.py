@@ -261,8 +261,5 @@ def nothing(kind):
 
 def kinds_of(scenario):
     """The links on which a scenario can be played."""
-    return (
-        LINKS
-        if not isinstance(scenario, (Calls, Differ, Impatient)) or scenario.calls[0][0] != "multimem"
-        else ("mapped",)
-    )
+    multimem = isinstance(scenario, (Calls, Differ, Impatient)) and scenario.calls[0][0] == "multimem"
+    return ("mapped",) if multimem else LINKS

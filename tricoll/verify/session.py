@@ -7,7 +7,6 @@ import importlib
 import multiprocessing
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +91,7 @@ def _serve(
     backend: str, rank: int, size: int, port: int, timeout: float, said: str, load: str, pipe: Connection
 ) -> None:
     """What a rank's process does."""
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    end_with_parent()
     torch.set_num_threads(1)
     fd = os.open(said, os.O_WRONLY | os.O_CREAT, 0o600)
     os.dup2(fd, 2)
